@@ -104,6 +104,22 @@ def test_a_wait_that_does_not_wait(guarded):
     assert (wrong == [0, 0, 0]) if guarded else (wrong[0] and wrong[2])
 
 
+def waiting(rank, world_size, guarded):
+    if rank == 1:
+        time.sleep(1.5)
+    elif not guarded:
+        time.sleep = lambda seconds: None
+    used = time.process_time()
+    dist.barrier()
+    return time.process_time() - used
+
+
+@both
+def test_a_long_wait_sleeps(guarded):
+    """llama-cpp-rdna-boosts#6: an unbounded spin takes the machine down."""
+    assert (launch(waiting, 2, guarded, timeout=TIMEOUT)[0] < 0.3) == guarded
+
+
 def different_dtypes(rank, world_size, guarded):
     group = new_group()
     if not guarded:
@@ -152,7 +168,7 @@ def other_namespaces(rank, world_size, guarded):
     bootstrap.pid_namespace = lambda: f"pid:[{rank if guarded else 1}]"
     group = new_group()
     if rank == 1:
-        time.sleep(0.5)
+        time.sleep(1)
     if guarded or rank == 1:
         try:
             return wrong_sums(rank, world_size, group)
@@ -175,8 +191,8 @@ def named_segments(rank, world_size, guarded):
         child = multiprocessing.get_context("fork").Process(target=make_and_die)
         child.start()
         child.join()
+        assert child.exitcode < 0
         pids.append(child.pid)
-        assert len(names_left(pids)) == 1
         segment.create(4096)  # this one's maker lives
     if not guarded:
         segment.unlink = lambda name: None

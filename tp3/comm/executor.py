@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tp3.comm.work import Work, completed
+from tp3.comm.work import Done, Work
 
-_DONE = completed()  # one for all synchronous calls: nobody can tell them apart
+_DONE = Done()  # one for all synchronous calls: nobody can tell them apart
 _SMALL_BYTES = 4096
 
 Item = tuple[Callable[[], None], Work]
@@ -55,14 +55,23 @@ class Executor:
             work.wait()
         return work
 
+    @property
+    def queued(self) -> int:
+        """Asynchronous calls that have not ended."""
+        return self._queued
+
     def close(self, timeout: float) -> bool:
-        """Let queued calls end, then stop the thread; False when it still runs. Idempotent."""
+        """Let calls end, then stop the thread; False when one still runs. Idempotent."""
         thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        self._calls.put(None)
-        thread.join(timeout)
-        return not thread.is_alive()
+        if thread is not None and thread is not threading.current_thread():
+            self._calls.put(None)
+            thread.join(timeout)
+            if thread.is_alive():
+                return False
+        idle = self._running.acquire(timeout=timeout)
+        if idle:
+            self._running.release()
+        return idle
 
     def _drain(self, work: Work) -> None:
         """A callback of a future issued ``work`` on this thread: what it may wait for runs now."""

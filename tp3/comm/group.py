@@ -8,7 +8,9 @@ after which the group is unusable.
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,6 +35,17 @@ def _launcher(row: Row, collective: str) -> Callable[..., None]:
     module, function = row.launcher.format(collective=collective).split(":")
     found: Callable[..., None] = getattr(import_module(module), function)
     return found
+
+
+_EXIT_SECONDS = 1.0
+_OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Threads must be out of C++ before the interpreter ends, or the process aborts."""
+    for group in list(_OPEN):
+        group.leave()
 
 
 class Group:
@@ -63,6 +76,7 @@ class Group:
         self.channels = connection.channels
         self._settings = connection.settings
         self._executor = Executor(f"r4d-{name}")
+        _OPEN.add(self)
         self._rows: dict[tuple[str, torch.dtype, int, str], Row] = {}
 
     @property
@@ -95,10 +109,21 @@ class Group:
         if self._closed:
             return
         self._closed = True
-        if os.getpid() != self._pid:
+        if os.getpid() == self._pid:
+            self._release(self.timeout.total_seconds())
+
+    def leave(self) -> None:
+        """``close`` at the end of the process: calls that are pending then end with an error."""
+        if self._closed or os.getpid() != self._pid:
             return
-        # A call that outlived its timeout still uses the memory, which is then left mapped.
-        if self._executor.close(self.timeout.total_seconds()):
+        self._closed = True
+        if self._executor.queued:
+            self.transport.fail(R4DError("r4d: the process exits"))
+        self._release(_EXIT_SECONDS)
+
+    def _release(self, timeout: float) -> None:
+        # A call that outlives the timeout still uses the memory, which is then left mapped.
+        if self._executor.close(timeout):
             self.channels.close()
             self.transport.close()
 
@@ -115,7 +140,10 @@ class Group:
     def submit(self, run: Callable[[], None], result: Sequence[Tensor], *, sync: bool) -> Work:
         """Run a call in its turn. sync: it has ended on return; otherwise a ``Work`` at once."""
         self.check_open()
-        return self._executor.submit(lambda: self._guarded(run), result, sync=sync)
+        guarded = self._guarded
+        if any(tensor.is_inference() for tensor in result):
+            guarded = torch.inference_mode()(guarded)  # elsewhere such tensors cannot be written
+        return self._executor.submit(lambda: guarded(run), result, sync=sync)
 
     def open(
         self,
@@ -171,8 +199,7 @@ class Group:
     def _guarded(self, run: Callable[[], None]) -> None:
         """Peers must not wait for a rank that was interrupted in the middle of a call."""
         try:
-            with torch.inference_mode():  # tensors made in it may be written in it only; others too
-                run()
+            run()
         except BaseException as error:
             if not isinstance(error, R4DError):
                 self.transport.fail(R4DError(f"r4d: {type(error).__name__}: {error}"))

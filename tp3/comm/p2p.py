@@ -20,7 +20,7 @@ from tp3.comm.message import ANY_SOURCE, Message
 from tp3.comm.rings import Rings
 from tp3.comm.transport.host import HostTransport
 
-_SPINS = 2000
+_SPIN_SECONDS = 1e-3
 _PAUSE_SECONDS = 100e-6  # of a waiting caller that has spun in vain
 _IDLE_SECONDS = 500e-6  # of the thread, while nothing moves
 _LOOK_SECONDS = 0.1
@@ -79,18 +79,16 @@ class Channels:
         with self._lock:
             self._waiters += 1
         try:
-            spins = 0
-            start = look = time.monotonic()
+            start = look = moved = time.monotonic()
             while not message.ended:
+                now = time.monotonic()
                 if self.progress():
-                    spins = 0
+                    moved = now
                     continue
-                spins += 1
-                if spins < _SPINS:
+                if now - moved < _SPIN_SECONDS:
                     os.sched_yield()
                     continue
-                time.sleep(100e-6)
-                now = time.monotonic()
+                time.sleep(_PAUSE_SECONDS)
                 if now - look > _LOOK_SECONDS or now - start > timeout:
                     look = now
                     self._look(message, now - start, timeout)

@@ -7,7 +7,8 @@ elements keep the accumulator in cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from tp3.comm.tensors import chunks
+
 BLOCK = 32 << 10
+_MINE = threading.local()
 
 _BINARY: dict[str, Callable[..., Tensor]] = {
     "SUM": torch.add,
@@ -30,6 +34,7 @@ _BINARY: dict[str, Callable[..., Tensor]] = {
     "BXOR": torch.bitwise_xor,
 }
 OPS = tuple(_BINARY)
+_NAMES = {getattr(ReduceOp.RedOpType, name): name for name in OPS}
 # A sum of truths is "any", a product is "all"; as in NCCL.
 _BOOL_OPS = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
 _BITWISE = ("BAND", "BOR", "BXOR")
@@ -57,9 +62,11 @@ ALLOWED: dict[torch.dtype, tuple[str, ...]] = {
 
 def op_name(op: ReduceOp | ReduceOp.RedOpType) -> str:
     """``SUM``, ``AVG``, … of torch's reduce op; ValueError for one that r4d does not know."""
-    name = str(getattr(op, "op", op)).rpartition(".")[2]
-    if name not in _BINARY:
-        raise ValueError(f"reduce op is {name}; r4d allows {', '.join(OPS)}")
+    kind = getattr(op, "op", op)
+    name = _NAMES.get(kind)
+    if name is None:
+        got = str(kind).rpartition(".")[2]
+        raise ValueError(f"reduce op is {got}; r4d allows {', '.join(OPS)}")
     return name
 
 
@@ -122,41 +129,52 @@ class Reduction:
 
     def _combine_same(self, parts: Sequence[Tensor], out: Tensor, numel: int) -> None:
         binary, flip = self._binary, self._flips
-        acc = torch.empty(min(numel, BLOCK), dtype=self.view, device="cpu")
-        last = len(parts) - 1
-        for start in range(0, numel, BLOCK):
-            block = [part[start : start + BLOCK] for part in parts]
+        acc, _ = _scratch(self.view, min(numel, BLOCK))
+        for target, *block in _blocks(out, *parts):
             if flip:
                 sign = torch.iinfo(self.view).min
                 block = [part ^ sign for part in block]
-            a = acc[: block[0].numel()]
-            binary(block[0], block[1], out=a)
-            for part in block[2:last]:
-                binary(a, part, out=a)
-            target = out[start : start + BLOCK]
-            if last > 1:
-                binary(a, block[last], out=a if flip or self.op == "AVG" else target)
+            a = acc if acc.numel() == target.numel() else acc[: target.numel()]
+            total = block[0]
+            for part in block[1:-1]:
+                total = binary(total, part, out=a)
+            finishes = flip or self.op == "AVG"
+            total = binary(total, block[-1], out=a if finishes else target)
             if self.op == "AVG":
                 whole = None if self.view.is_floating_point else "trunc"
-                torch.div(a, len(parts), rounding_mode=whole, out=target)
+                torch.div(total, len(parts), rounding_mode=whole, out=target)
             elif flip:
-                torch.bitwise_xor(a, sign, out=target)
+                torch.bitwise_xor(total, sign, out=target)
 
     def _combine_wide(self, parts: Sequence[Tensor], out: Tensor, numel: int) -> None:
         binary = self._binary
         size = min(numel, BLOCK)
-        acc = torch.empty(size, dtype=self.wide, device="cpu")
-        term = torch.empty(size, dtype=self.wide, device="cpu")
-        for start in range(0, numel, BLOCK):
-            stop = min(start + BLOCK, numel)
-            a, t = acc[: stop - start], term[: stop - start]
-            a.copy_(parts[0][start:stop])
-            for part in parts[1:]:
-                t.copy_(part[start:stop])
+        acc, term = _scratch(self.wide, size)
+        for target, first, *others in _blocks(out, *parts):
+            length = target.numel()
+            a, t = (acc, term) if length == size else (acc[:length], term[:length])
+            a.copy_(first)
+            for part in others:
+                t.copy_(part)
                 binary(a, t, out=a)
             if self.op == "AVG":
                 a.div_(len(parts))
-            out[start:stop].copy_(a)
+            target.copy_(a)
+
+
+def _scratch(dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:
+    """Two accumulators of this thread: memory that has been touched before costs no page faults."""
+    both = getattr(_MINE, "scratch", None)
+    if both is None:
+        with torch.inference_mode(False):
+            both = _MINE.scratch = torch.empty(2, BLOCK * 8, dtype=torch.uint8, device="cpu")
+    nbytes = numel * dtype.itemsize
+    return both[0, :nbytes].view(dtype), both[1, :nbytes].view(dtype)
+
+
+def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """The tensors, all of one length, cut alike into blocks."""
+    return zip(*(chunks(tensor, BLOCK) for tensor in tensors), strict=True)
 
 
 @lru_cache(maxsize=1024)

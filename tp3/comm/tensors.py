@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,8 @@ def flat(tensor: Tensor, view: torch.dtype = torch.uint8) -> Tensor:
     dense = tensor.detach()
     if not dense.is_contiguous() or dense.is_conj() or dense.is_neg():
         dense = dense.resolve_conj().resolve_neg().contiguous()
-    dense = dense.as_strided((dense.numel(),), (1,))  # view(-1) keeps odd strides of one element
+    if dense.stride() != (1,):  # not view(-1), which keeps odd strides of a single element
+        dense = dense.as_strided((dense.numel(),), (1,))
     return dense if dense.dtype is view else dense.view(view)
 
 
@@ -19,6 +22,13 @@ def copy_back(tensor: Tensor, data: Tensor) -> None:
     """Bring ``data``, made of ``tensor``, into it, unless it is the tensor's own memory."""
     if data.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(data.view(tensor.dtype).view(tensor.shape))
+
+
+def chunks(data: Tensor, numel: int) -> Sequence[Tensor]:
+    """Flat ``data`` in pieces of at most ``numel``; none of nothing."""
+    if 0 < data.numel() <= numel:
+        return (data,)
+    return torch.split(data, numel) if data.numel() else ()
 
 
 def describe(tensor: Tensor) -> str:

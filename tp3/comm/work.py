@@ -81,8 +81,12 @@ class Work(dist.Work):
     _source_rank = source_rank
 
 
-def completed(result: Sequence[Tensor] = ()) -> Work:
-    """A work that has ended well."""
-    work = Work(result)
-    work.finish()
-    return work
+class Done(Work):
+    """A call that has ended well: what synchronous calls return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finish()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True

@@ -29,6 +29,15 @@ def check(tensors: Iterable[Any], what: str, *, written: bool = False) -> None:
             raise ValueError(
                 f"{what} got a tensor of layout {tensor.layout}; r4d takes torch.strided"
             )
+        if written and not tensor.is_contiguous() and _overlaps(tensor):
+            raise ValueError(
+                f"{what} cannot write a tensor of shape {list(tensor.shape)} whose elements share "
+                f"memory (strides {list(tensor.stride())}); pass a contiguous one"
+            )
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride()))
 
 
 def same_dtype(tensors: Sequence[Tensor], what: str) -> torch.dtype:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tp3.comm.layout import split
 from tp3.comm.reduce import Reduction
+from tp3.comm.tensors import chunks
 from tp3.comm.transport.host import HostTransport
 
 
@@ -20,14 +21,11 @@ def one_shot(transport: HostTransport, data: Tensor, reduction: Reduction) -> No
     """
     rank, dtype = transport.rank, reduction.view
     step = transport.slot_bytes // dtype.itemsize
-    for start in range(0, data.numel(), step):
-        piece = data[start : start + step]
-        numel = piece.numel()
-        parity = transport.next_round()
-        transport.slot(rank, parity, dtype)[:numel].copy_(piece)
+    for piece in chunks(data, step):
+        pieces = transport.pieces(transport.next_round(), dtype, piece.numel())
+        pieces[rank].copy_(piece)
         transport.sync()
-        slots = [transport.slot(r, parity, dtype)[:numel] for r in range(transport.world_size)]
-        reduction.combine(slots, piece)
+        reduction.combine(pieces, piece)
 
 
 def two_shot(transport: HostTransport, data: Tensor, reduction: Reduction) -> None:
@@ -41,8 +39,7 @@ def two_shot(transport: HostTransport, data: Tensor, reduction: Reduction) -> No
     """
     rank, world_size, dtype = transport.rank, transport.world_size, reduction.view
     step = transport.slot_bytes // dtype.itemsize
-    for start in range(0, data.numel(), step):
-        piece = data[start : start + step]
+    for piece in chunks(data, step):
         parts = split(piece.numel(), world_size)
         mine = slice(*parts[rank])
 

@@ -43,8 +43,10 @@ _WORDS_PER_LINE = LINE_BYTES // 4
 _ACTIVE, _LEFT, _FAILED = range(3)
 # The counter wraps 256 rounds into every run, so that a wrap is nothing rare.
 FIRST_SEQUENCE = SEQUENCE_MASK - 256
-_SPINS = 2000  # about a millisecond of sched_yield, then sleep: a peer may be loading a model
+_SPIN_SECONDS = 1e-3  # then sleep: a peer may be loading a model
+_YIELDS = 16  # between looks at the clock; on a busy machine each may give away a time slice
 _PAUSE_SECONDS = (20e-6, 500e-6)
+_CACHED_PIECES = 256
 _LOOK_SECONDS = 0.1  # how often a sleeping rank looks whether its peers still run
 
 
@@ -77,17 +79,22 @@ class HostTransport:
         self._processes = processes
         self._memory = memory
         self._view = memoryview(memory)
-        self._bytes: Tensor | None = torch.frombuffer(memory, dtype=torch.uint8)
+        with torch.inference_mode(False):
+            self._bytes: Tensor | None = torch.frombuffer(memory, dtype=torch.uint8)
         self._flags = self._view[: layout.status(0)].cast("I")
         self._lines = tuple(peer * _WORDS_PER_LINE for peer in self.peers)
         self._fence = make_fence()
         first = FIRST_SEQUENCE if first_sequence is None else first_sequence
         self._sequence = first & SEQUENCE_MASK
         self._flags[rank * _WORDS_PER_LINE] = self._sequence
+        self._headers = [
+            [layout.header(r, parity) for r in range(self.world_size)] for parity in (0, 1)
+        ]
         self._signature: bytes | None = None
         self._agreeing = False
         self._text = "creation"
         self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._pieces: dict[tuple[int, torch.dtype, int], tuple[Tensor, ...]] = {}
 
     @property
     def slot_bytes(self) -> int:
@@ -107,7 +114,7 @@ class HostTransport:
         """Enter the next round; the parity of the slot to use."""
         self._sequence = sequence = (self._sequence + 1) & SEQUENCE_MASK
         if self._signature is not None:
-            start = self.layout.header(self.rank, sequence & 1)
+            start = self._headers[sequence & 1][self.rank]
             self._view[start : start + SIGNATURE_BYTES] = self._signature
             if self._sizes:
                 packed = struct.pack(f"{len(self._sizes)}q", *self._sizes)
@@ -143,6 +150,18 @@ class HostTransport:
         start = self.layout.header(rank, self._sequence & 1) + SIGNATURE_BYTES
         return struct.unpack(f"{count}q", self._view[start : start + 8 * count])
 
+    def pieces(self, parity: int, dtype: torch.dtype, numel: int) -> tuple[Tensor, ...]:
+        """The first ``numel`` elements of every rank's slot, in rank order."""
+        key = (parity, dtype, numel)
+        pieces = self._pieces.get(key)
+        if pieces is None:
+            if len(self._pieces) >= _CACHED_PIECES:
+                self._pieces.clear()
+            slots = [self.slot(rank, parity, dtype) for rank in range(self.world_size)]
+            with torch.inference_mode(False):
+                pieces = self._pieces[key] = tuple(slot[:numel] for slot in slots)
+        return pieces
+
     def slot(self, rank: int, parity: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """The whole slot of a rank as a flat tensor of ``dtype``."""
         key = (rank, parity, dtype)
@@ -150,7 +169,8 @@ class HostTransport:
         if view is None:
             assert self._bytes is not None
             start = self.layout.slot(rank, parity)
-            view = self._bytes[start : start + self.layout.slot_bytes].view(dtype)
+            with torch.inference_mode(False):  # kept ones must be writable in any mode
+                view = self._bytes[start : start + self.layout.slot_bytes].view(dtype)
             self._views[key] = view
         return view
 
@@ -211,6 +231,7 @@ class HostTransport:
             self._set_status(_LEFT, "")
         self.failure = self.failure or "it was destroyed"
         self._views.clear()
+        self._pieces.clear()
         self._bytes = None
         self._flags.release()
         self._view.release()
@@ -218,11 +239,12 @@ class HostTransport:
 
     def _wait(self, line: int, sequence: int) -> None:
         flags = self._flags
-        for _ in range(_SPINS):
-            os.sched_yield()
-            if (flags[line] - sequence) & SEQUENCE_MASK < _HALF:
-                return
         start = look = time.monotonic()
+        while time.monotonic() - start < _SPIN_SECONDS:
+            for _ in range(_YIELDS):
+                os.sched_yield()
+                if (flags[line] - sequence) & SEQUENCE_MASK < _HALF:
+                    return
         pause, longest = _PAUSE_SECONDS
         while (flags[line] - sequence) & SEQUENCE_MASK >= _HALF:
             time.sleep(pause)
@@ -248,9 +270,9 @@ class HostTransport:
 
     def _compare(self, parity: int) -> None:
         assert self._signature is not None
-        mine, view, layout = self._signature, self._view, self.layout
+        mine, view, starts = self._signature, self._view, self._headers[parity]
         for peer in self.peers:
-            start = layout.header(peer, parity)
+            start = starts[peer]
             if view[start : start + SIGNATURE_BYTES] != mine:
                 theirs = bytes(view[start : start + SIGNATURE_BYTES])
                 raise self.fail(
