@@ -184,10 +184,11 @@ def rotated(self, parts, out, combine=Reduction.combine):
 
 
 def rounding_between(self, parts, out):
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total = total + part
-    out.copy_(total)
+    terms = [torch.from_numpy(part).view(self.dtype) for part in parts]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    torch.from_numpy(out).view(self.dtype).copy_(total)
 
 
 def with_broken_combine(rank, world_size, broken, kind, dtype):

@@ -53,7 +53,7 @@ def by_host(members: list[Member]) -> list[tuple[int, ...]]:
 def _local(
     meeting: Meeting, members: list[Member], ranks: tuple[int, ...], settings: Settings
 ) -> HostTransport:
-    layout = HostLayout.within(settings.shm_bytes, len(ranks))
+    layout = HostLayout.small(len(ranks))
     own = members[meeting.rank].pids
 
     def join(memory: mmap.mmap) -> HostTransport:
@@ -63,6 +63,7 @@ def _local(
             rank=ranks.index(meeting.rank),
             processes=[members[r].process if members[r].pids == own else None for r in ranks],
             timeout=meeting.timeout.total_seconds(),
+            budget_bytes=settings.shm_bytes,
         )
 
     return share(meeting, ranks, layout, join)

@@ -67,6 +67,7 @@ class Group:
             raise ValueError(f"rank is {rank}; it must be in 0..{world_size - 1}")
         self.rank = rank
         self.world_size = world_size
+        self.ranks = range(world_size)
         self.timeout = timeout
         self._pid = os.getpid()
         self._closed = False
@@ -140,10 +141,7 @@ class Group:
     def submit(self, run: Callable[[], None], result: Sequence[Tensor], *, sync: bool) -> Work:
         """Run a call in its turn. sync: it has ended on return; otherwise a ``Work`` at once."""
         self.check_open()
-        guarded = self._guarded
-        if any(tensor.is_inference() for tensor in result):
-            guarded = torch.inference_mode()(guarded)  # elsewhere such tensors cannot be written
-        return self._executor.submit(lambda: guarded(run), result, sync=sync)
+        return self._executor.submit(lambda: self._guarded(run), result, sync=sync)
 
     def open(
         self,
@@ -161,7 +159,7 @@ class Group:
     def exchange(self, count: int) -> list[tuple[int, ...]]:
         """A round without data; the first ``count`` sizes that each rank opened the call with."""
         self.transport.barrier()
-        return [self.transport.sizes_of(rank, count) for rank in range(self.world_size)]
+        return [self.transport.sizes_of(rank, count) for rank in self.ranks]
 
     def agree(
         self, what: str, tensor: Tensor, sender: int, sent: int, receiver: int, expected: int

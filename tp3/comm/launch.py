@@ -24,6 +24,7 @@ STARTUP_S = 30.0  # importing torch in many processes at once, on top of the cal
 GRACE_S = 5.0  # for the other ranks once one has failed
 EXIT_S = 20.0  # for all ranks to exit once they have returned
 POLL_S = 0.1
+DYING_S = 0.5  # how long peers may know of a death before it shows
 
 
 class RankFailure(RuntimeError):
@@ -185,11 +186,11 @@ def _collect(
                 with suppress(EOFError):
                     outcomes[rank] = pickle.loads(pipes[rank].recv_bytes())
             if rank not in outcomes and not alive:
-                # When it died is not known; when it was last seen alive puts it before the ranks
-                # that failed because of it.
+                # When it died is not known. It was alive when last seen, perhaps half dead then:
+                # sockets close before the process can be waited for.
                 how = _how_it_died(processes[rank].exitcode)
                 failure = None if rank in expect_dead else how
-                outcomes[rank] = Outcome(last_seen, failure=failure, died=True)
+                outcomes[rank] = Outcome(last_seen - DYING_S, failure=failure, died=True)
             elif rank in outcomes and rank in expect_dead and not outcomes[rank].failure:
                 failure = "returned, but was expected to die"
                 outcomes[rank] = Outcome(outcomes[rank].time, failure=failure)

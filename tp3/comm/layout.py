@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 SEQUENCE_MASK = 0xFFFF_FFFF
 _HALF = 0x8000_0000
@@ -34,6 +35,8 @@ MAX_DEVICE_RANKS = 16
 SIGNATURE_BYTES = 256
 REASON_BYTES = 1024
 FRAME_BYTES = 256
+_FIRST_SLOT_BYTES = 64 << 10
+_RINGS_BYTES = 512 << 10
 
 
 def reached(seen: int, sequence: int) -> bool:
@@ -56,20 +59,22 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def split(numel: int, world_size: int, *, align: int = 16) -> tuple[tuple[int, int], ...]:
-    """``(start, stop)`` of the part each rank owns of ``numel`` elements; the last parts may be
-    short or empty.
+@lru_cache(maxsize=1024)
+def split(numel: int, world_size: int, *, align: int = 16) -> list[int]:
+    """How many of ``numel`` elements each rank owns, one after another; the last parts may be short
+    or empty.
     """
     part = round_up(-(-numel // world_size), align)
-    return tuple((min(r * part, numel), min((r + 1) * part, numel)) for r in range(world_size))
+    return [max(min(part, numel - rank * part), 0) for rank in range(world_size)]
 
 
 @dataclass(frozen=True)
 class HostLayout:
     """Byte offsets in the one segment that the ranks of a group on one host share.
 
-    ``slot_bytes`` is what one rank can hand to its peers in one round; ``ring_bytes`` what a
-    point-to-point channel holds before its sender has to wait.
+    ``slot_bytes`` is what one rank can hand to its peers in one round before larger slots are made
+    (``transport.slots``); ``ring_bytes`` what a point-to-point channel holds before its sender has
+    to wait.
     """
 
     world_size: int
@@ -87,12 +92,11 @@ class HostLayout:
                 )
 
     @classmethod
-    def within(cls, budget_bytes: int, world_size: int) -> HostLayout:
-        """The largest layout within ``budget_bytes`` (or of one page each): rings get 1/8."""
-        channels = world_size * (world_size - 1)
-        ring = budget_bytes // 8 // max(channels, 1) // PAGE_BYTES * PAGE_BYTES or PAGE_BYTES
-        slot = (budget_bytes - channels * ring) // (2 * world_size) // PAGE_BYTES * PAGE_BYTES
-        return cls(world_size, max(slot, PAGE_BYTES), ring)
+    def small(cls, world_size: int) -> HostLayout:
+        """What a group starts with: 64 KiB slots, and rings that share half a MiB."""
+        channels = max(world_size * (world_size - 1), 1)
+        ring = min(_FIRST_SLOT_BYTES, _RINGS_BYTES // channels // PAGE_BYTES * PAGE_BYTES)
+        return cls(world_size, _FIRST_SLOT_BYTES, ring or PAGE_BYTES)
 
     @property
     def header_bytes(self) -> int:

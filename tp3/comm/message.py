@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tp3.comm.tensors import Array
 from tp3.comm.work import Work
 
 ANY_SOURCE = -1
@@ -36,7 +37,7 @@ class Message(Work):
         kind: str,
         peer: int,
         tag: int,
-        data: Tensor,
+        data: Array,
         text: str,
         *,
         result: Sequence[Tensor] = (),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from tp3.comm.message import Message
 
@@ -58,7 +58,7 @@ def _member(channels: Channels, rank: int, tag: int, timeout: float, wait_all_ra
     channels.post(_message("send", 0, tag))
     word = _message("recv", 0, tag, _BAD)
     channels.post(word)
-    if not _ended(channels, word, time.monotonic() + timeout) or int(word.data) != _GOOD:
+    if not _ended(channels, word, time.monotonic() + timeout) or int(word.data[0]) != _GOOD:
         raise RuntimeError(
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
             "for send/recv from rank 0; see rank 0's error for the rank at fault"
@@ -66,9 +66,7 @@ def _member(channels: Channels, rank: int, tag: int, timeout: float, wait_all_ra
 
 
 def _message(kind: str, peer: int, tag: int, value: int = _GOOD) -> Message:
-    return Message(
-        kind, peer, tag, torch.tensor([value], dtype=torch.uint8, device="cpu"), "uint8[1]"
-    )
+    return Message(kind, peer, tag, np.array([value], np.uint8), "uint8[1]")
 
 
 def _ended(channels: Channels, message: Message, deadline: float) -> bool:

@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from tp3.comm import monitored
 from tp3.comm.errors import CollectiveTimeout, R4DError
 from tp3.comm.message import ANY_SOURCE, Message
@@ -45,7 +43,7 @@ class Channels:
     def _exclusive(self) -> Iterator[None]:
         """Alone with the rings. Messages end once they are released: callbacks may send again."""
         try:
-            with self._lock, torch.inference_mode():
+            with self._lock:
                 yield
         finally:
             while self._rings.ended:

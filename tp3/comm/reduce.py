@@ -8,32 +8,41 @@ elements keep the accumulator in cache.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from tp3.comm.tensors import chunks
+from tp3.comm.select import OPS
+from tp3.comm.tensors import Array
 
 BLOCK = 32 << 10
 _MINE = threading.local()
 
-_BINARY: dict[str, Callable[..., Tensor]] = {
+_UFUNCS: dict[str, np.ufunc] = {
+    "SUM": np.add,
+    "AVG": np.add,
+    "PREMUL_SUM": np.add,
+    "PRODUCT": np.multiply,
+    "MIN": np.minimum,
+    "MAX": np.maximum,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+_TORCH: dict[str, Callable[..., Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PREMUL_SUM": torch.add,
     "PRODUCT": torch.mul,
     "MIN": torch.minimum,
     "MAX": torch.maximum,
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
 }
-OPS = tuple(_BINARY)
 _NAMES = {getattr(ReduceOp.RedOpType, name): name for name in OPS}
 # A sum of truths is "any", a product is "all"; as in NCCL.
 _BOOL_OPS = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
@@ -42,14 +51,16 @@ _LINEAR = ("SUM", "AVG", "PREMUL_SUM")
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# torch has no arithmetic for these: the signed twin has the same sums and products, and the same
-# order once the sign bit is flipped.
-_UNSIGNED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_COMPLEX = (torch.complex64, torch.complex128)
+# What memory is viewed as where numpy lacks the dtype, or has more arithmetic in another.
+_STORAGE = {
+    torch.bool: torch.uint8,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
 }
-_COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 ALLOWED: dict[torch.dtype, tuple[str, ...]] = {
     **dict.fromkeys(_FLOATS, tuple(op for op in OPS if op not in _BITWISE)),
@@ -79,16 +90,14 @@ def premul_factor(op: ReduceOp) -> float | Tensor:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduce op on a dtype: what to view the data as, how to accumulate, how to finish.
+    """A reduce op on a dtype.
 
-    ``view`` is the dtype that flat data are viewed as before ``combine``; it has as many bytes per
-    element as the original (complex: half).
+    storage: the dtype that the memory is viewed as to become an array (complex: two per element).
     """
 
     op: str
     dtype: torch.dtype
-    view: torch.dtype = field(init=False)
-    wide: torch.dtype = field(init=False)
+    storage: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
         allowed = ALLOWED.get(self.dtype)
@@ -97,84 +106,81 @@ class Reduction:
             raise ValueError(f"r4d cannot reduce {self.dtype}; allowed: {names}")
         if self.op not in allowed:
             raise ValueError(f"r4d has no {self.op} of {self.dtype}; allowed: {', '.join(allowed)}")
-        view = _UNSIGNED.get(self.dtype) or _COMPLEX.get(self.dtype) or self.dtype
-        view = torch.uint8 if self.dtype is torch.bool else view
-        set_ = object.__setattr__
-        set_(self, "view", view)
-        set_(self, "wide", _WIDE.get(view, view))
+        object.__setattr__(self, "storage", _STORAGE.get(self.dtype, self.dtype))
 
     @property
-    def _flips(self) -> bool:
-        return self.dtype in _UNSIGNED and self.op in ("MIN", "MAX")
+    def wide(self) -> torch.dtype:
+        """What it accumulates in."""
+        return _WIDE.get(self.dtype, self.storage)
 
-    @property
-    def _binary(self) -> Callable[..., Tensor]:
-        op = _BOOL_OPS.get(self.op, self.op) if self.dtype is torch.bool else self.op
-        return _BINARY[op]
-
-    def combine(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Write the reduction of ``parts`` (rank order, flat, of dtype ``view``) to ``out``.
+    def combine(self, parts: Sequence[Array], out: Array) -> None:
+        """Write the reduction of ``parts`` (rank order, flat, of dtype ``storage``) to ``out``.
 
         ``out`` may be one of the parts: each block is read entirely before it is written.
         """
-        numel = out.numel()
         if len(parts) == 1:
-            out.copy_(parts[0])
-        elif self.wide is not self.view:
-            self._combine_wide(parts, out, numel)
-        elif self._flips or self.op == "AVG" or len(parts) > 2:
-            self._combine_same(parts, out, numel)
-        else:
-            self._binary(parts[0], parts[1], out=out)
+            out[:] = parts[0]
+            return
+        combine = self._in_numpy if self._has_numpy else self._in_torch
+        for start in range(0, out.size, BLOCK):
+            place = slice(start, start + BLOCK)
+            combine([part[place] for part in parts], out[place])
 
-    def _combine_same(self, parts: Sequence[Tensor], out: Tensor, numel: int) -> None:
-        binary, flip = self._binary, self._flips
-        acc, _ = _scratch(self.view, min(numel, BLOCK))
-        for target, *block in _blocks(out, *parts):
-            if flip:
-                sign = torch.iinfo(self.view).min
-                block = [part ^ sign for part in block]
-            a = acc if acc.numel() == target.numel() else acc[: target.numel()]
-            total = block[0]
-            for part in block[1:-1]:
-                total = binary(total, part, out=a)
-            finishes = flip or self.op == "AVG"
-            total = binary(total, block[-1], out=a if finishes else target)
+    @property
+    def _has_numpy(self) -> bool:
+        """Whether numpy's arithmetic gives the same bits for every alignment, and truncates."""
+        if self.dtype in _FLOATS:
+            return self.dtype not in _WIDE and self.op not in ("MIN", "MAX")
+        return self.op != "AVG" or self.dtype in _COMPLEX
+
+    def _in_numpy(self, parts: Sequence[Array], out: Array) -> None:
+        ufunc = _UFUNCS[_BOOL_OPS.get(self.op, self.op) if self.dtype is torch.bool else self.op]
+        total = parts[0]
+        with np.errstate(all="ignore"):
+            if len(parts) > 2:
+                acc = _scratch(self.storage).array[: out.size]
+                for part in parts[1:-1]:
+                    total = ufunc(total, part, out=acc)
+            ufunc(total, parts[-1], out=out)
             if self.op == "AVG":
-                whole = None if self.view.is_floating_point else "trunc"
-                torch.div(total, len(parts), rounding_mode=whole, out=target)
-            elif flip:
-                torch.bitwise_xor(total, sign, out=target)
+                np.divide(out, len(parts), out=out)
 
-    def _combine_wide(self, parts: Sequence[Tensor], out: Tensor, numel: int) -> None:
-        binary = self._binary
-        size = min(numel, BLOCK)
-        acc, term = _scratch(self.wide, size)
-        for target, first, *others in _blocks(out, *parts):
-            length = target.numel()
-            a, t = (acc, term) if length == size else (acc[:length], term[:length])
-            a.copy_(first)
-            for part in others:
-                t.copy_(part)
-                binary(a, t, out=a)
-            if self.op == "AVG":
-                a.div_(len(parts))
-            target.copy_(a)
+    def _in_torch(self, parts: Sequence[Array], out: Array) -> None:
+        binary = _TORCH[self.op]
+        terms = [self._tensor(part) for part in parts]
+        scratch = _scratch(self.wide)
+        acc, term = scratch.acc[: out.size], scratch.term[: out.size]
+        acc.copy_(terms[0])
+        for source in terms[1:]:
+            if source.dtype is not self.wide:
+                source = term.copy_(source)
+            binary(acc, source, out=acc)
+        if self.op == "AVG":
+            whole = None if self.wide.is_floating_point else "trunc"
+            torch.div(acc, len(parts), rounding_mode=whole, out=acc)
+        self._tensor(out).copy_(acc)
+
+    def _tensor(self, array: Array) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.view(self.dtype) if self.dtype in _WIDE else tensor
 
 
-def _scratch(dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:
-    """Two accumulators of this thread: memory that has been touched before costs no page faults."""
-    both = getattr(_MINE, "scratch", None)
-    if both is None:
+class _Scratch:
+    """Accumulators of one thread: memory that has been touched before costs no page faults."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
         with torch.inference_mode(False):
-            both = _MINE.scratch = torch.empty(2, BLOCK * 8, dtype=torch.uint8, device="cpu")
-    nbytes = numel * dtype.itemsize
-    return both[0, :nbytes].view(dtype), both[1, :nbytes].view(dtype)
+            self.acc = torch.empty(BLOCK, dtype=dtype, device="cpu")
+            self.term = torch.empty(BLOCK, dtype=dtype, device="cpu")
+        self.array: Array = self.acc.numpy()
 
 
-def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """The tensors, all of one length, cut alike into blocks."""
-    return zip(*(chunks(tensor, BLOCK) for tensor in tensors), strict=True)
+def _scratch(dtype: torch.dtype) -> _Scratch:
+    mine: dict[Any, _Scratch] = _MINE.__dict__
+    found = mine.get(dtype)
+    if found is None:
+        found = mine[dtype] = _Scratch(dtype)
+    return found
 
 
 @lru_cache(maxsize=1024)

@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from tp3.comm.errors import Disagreement, R4DError
 from tp3.comm.layout import FRAME_BYTES, LINE_BYTES, round_up
 from tp3.comm.message import ANY_SOURCE, Message
+from tp3.comm.tensors import Array
 from tp3.comm.transport.host import HostTransport
 
 _FRAME = struct.Struct("=qq")
@@ -33,7 +33,7 @@ class _Incoming:
     tag: int
     nbytes: int
     text: str
-    data: Tensor = field(init=False)
+    data: Array = field(init=False)
     moved: int = 0
     receive: Message | None = None
 
@@ -43,7 +43,7 @@ class _Ring:
     """One direction between two ranks, as one of them sees it."""
 
     counters: memoryview
-    data: Tensor
+    data: Array
     frames: memoryview
     sends: deque[Message] = field(default_factory=deque)
     arrived: deque[_Incoming] = field(default_factory=deque)
@@ -72,9 +72,9 @@ class Rings:
 
     def _ring(self, sender: int, receiver: int) -> _Ring:
         layout = self._transport.layout
-        counters, _ = self._transport.window(layout.ring_counters(sender, receiver), 2 * LINE_BYTES)
-        frames, data = self._transport.window(layout.ring(sender, receiver), layout.ring_bytes)
-        return _Ring(counters.cast("Q"), data, frames)
+        counters = self._transport.window(layout.ring_counters(sender, receiver), 2 * LINE_BYTES)
+        frames = self._transport.window(layout.ring(sender, receiver), layout.ring_bytes)
+        return _Ring(counters.cast("Q"), np.frombuffer(frames, np.uint8), frames)
 
     def add(self, message: Message) -> None:
         """Queue a message."""
@@ -119,11 +119,13 @@ class Rings:
 
     def release(self) -> None:
         """Let go of the segment."""
-        for ring in (*self._out.values(), *self._in.values()):
-            ring.counters.release()
-            ring.frames.release()
+        rings = [*self._out.values(), *self._in.values()]
         self._out.clear()
         self._in.clear()
+        for ring in rings:
+            ring.counters.release()
+            del ring.data  # an array keeps its buffer from being released
+            ring.frames.release()
 
     def _wanted(self, peer: int, ring: _Ring) -> bool:
         if ring.current is not None and ring.current.receive is not None:
@@ -138,17 +140,17 @@ class Rings:
             return False
         place = written % capacity
         if message.moved < 0:
-            frame = _FRAME.pack(message.tag, message.data.numel()) + message.text.encode()
+            frame = _FRAME.pack(message.tag, message.data.size) + message.text.encode()
             ring.frames[place : place + FRAME_BYTES] = frame[:FRAME_BYTES].ljust(FRAME_BYTES, b"\0")
             message.moved, count = 0, FRAME_BYTES
         else:
             start = message.moved
-            count = min(message.data.numel() - start, free, capacity - place)
-            ring.data[place : place + count].copy_(message.data[start : start + count])
+            count = min(message.data.size - start, free, capacity - place)
+            ring.data[place : place + count] = message.data[start : start + count]
             message.moved += count
         self._transport.fence()
         ring.counters[0] = written + round_up(count, FRAME_BYTES)
-        if message.moved == message.data.numel():
+        if message.moved == message.data.size:
             self.ended.append((ring.sends.popleft(), None))
         return True
 
@@ -171,12 +173,12 @@ class Rings:
                     return False
                 incoming.data = receive.data
             else:
-                incoming.data = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+                incoming.data = np.empty(nbytes, np.uint8)
             ring.current, count = incoming, FRAME_BYTES
         else:
             start = incoming.moved
             count = min(incoming.nbytes - start, available, capacity - place)
-            incoming.data[start : start + count].copy_(ring.data[place : place + count])
+            incoming.data[start : start + count] = ring.data[place : place + count]
             incoming.moved += count
         self._transport.fence()
         ring.counters[_READ] = read + round_up(count, FRAME_BYTES)
@@ -197,7 +199,7 @@ class Rings:
     def _bind(self, peer: int, incoming: _Incoming, receive: Message) -> bool:
         """Give ``incoming`` to ``receive``; False, and the group failed, when they differ."""
         dtypes = [text.partition("[")[0] for text in (incoming.text, receive.text)]
-        if incoming.nbytes == receive.data.numel() and dtypes[0] == dtypes[1]:
+        if incoming.nbytes == receive.data.size and dtypes[0] == dtypes[1]:
             receive.peer = peer
             incoming.receive = receive
             return True
@@ -230,7 +232,7 @@ class Rings:
 
     def _deliver(self, incoming: _Incoming, receive: Message) -> None:
         if incoming.data is not receive.data:
-            receive.data.copy_(incoming.data)
+            receive.data[:] = incoming.data
         if receive.scatter is not None:
             receive.scatter()
         self.ended.append((receive, None))

@@ -21,14 +21,14 @@ class Settings:
     """Choices that all ranks of a group share.
 
     allreduce: ``auto`` picks by size (``select``), the others force one algorithm (for tests and
-    benchmarks). shm_bytes: shared memory that one group may take for its data, in bytes. 4 MiB stay
-    in the caches of common
-        CPUs, and leave room for a dozen groups in the 64 MiB of /dev/shm that containers get by
-        default.
+        benchmarks).
+    shm_bytes: shared memory that the slots of one group may take, in bytes, and then only if half
+        of /dev/shm stays free. They are made when a message needs them; larger messages go through
+        in pieces.
     """
 
     allreduce: str = "auto"
-    shm_bytes: int = 4 << 20
+    shm_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         if self.allreduce not in ALLREDUCE_CHOICES:

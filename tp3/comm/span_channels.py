@@ -23,14 +23,14 @@ class SpanChannels:
         self.timeout = span.timeout
 
     def post(self, message: Message) -> Message:
-        gloo = self._span.everyone
+        gloo, data = self._span.everyone, torch.from_numpy(message.data)
         message.channels = self
         if message.kind == "send":
-            work = gloo.send([message.data], message.peer, message.tag)
+            work = gloo.send([data], message.peer, message.tag)
         elif message.peer == ANY_SOURCE:
-            work = gloo.recv_anysource([message.data], message.tag)
+            work = gloo.recv_anysource([data], message.tag)
         else:
-            work = gloo.recv([message.data], message.peer, message.tag)
+            work = gloo.recv([data], message.peer, message.tag)
         self._works[message] = work
         return message
 
@@ -53,8 +53,7 @@ class SpanChannels:
         if message.peer == ANY_SOURCE:
             message.peer = work._source_rank()
         if message.scatter is not None:
-            with torch.inference_mode():
-                message.scatter()
+            message.scatter()
         message.finish()
 
     def fail(self, error: R4DError) -> None:

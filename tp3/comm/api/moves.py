@@ -68,8 +68,8 @@ def all_gather_tensor(
         for out, tensor in zip(outs, inputs, strict=True):
             group.open("all_gather_tensor", tensor.dtype, tensor.shape)
             data, target = dense.flat(tensor), dense.flat(out)
-            if data.numel():
-                group.launch("all_gather", tensor, target.split(data.numel()), data)
+            parts = [target[rank * data.size : (rank + 1) * data.size] for rank in group.ranks]
+            group.launch("all_gather", tensor, parts, data)
             dense.copy_back(out, target)
 
     return group.submit(run, outs, sync=sync)
@@ -88,7 +88,7 @@ def all_to_all(
     def run() -> None:
         targets = [dense.flat(tensor) for tensor in outs]
         data = [dense.flat(tensor) for tensor in inputs]
-        group.open("all_to_all", dtype, sizes=[t.numel() for t in (*data, *targets)])
+        group.open("all_to_all", dtype, sizes=[array.size for array in (*data, *targets)])
         sizes = group.exchange(2 * group.world_size)
         for sender, row in enumerate(sizes):
             for receiver, sent in enumerate(row[: group.world_size]):
@@ -171,8 +171,8 @@ def gather_parts(group: Group, parts: Sequence[Tensor], tensor: Tensor) -> None:
     """The run of one ``all_gather``."""
     targets = [dense.flat(part) for part in parts]
     data = dense.flat(tensor)
-    wanted = [target.numel() for target in targets]
-    group.open("all_gather", tensor.dtype, sizes=[data.numel(), *wanted])
+    wanted = [target.size for target in targets]
+    group.open("all_gather", tensor.dtype, sizes=[data.size, *wanted])
     sizes = group.exchange(1 + group.world_size)
     for rank, row in enumerate(sizes):
         for sender, expected in enumerate(row[1:]):

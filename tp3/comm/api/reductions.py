@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
@@ -27,8 +28,7 @@ def all_reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, *, sync: b
     def run() -> None:
         for tensor, reduction in plans:
             group.open("all_reduce", tensor.dtype, tensor.shape, kind)
-            data = dense.flat(tensor, reduction.view)
-            data = data if factor is None else (data * factor).to(data.dtype)
+            data = dense.flat(_scaled(tensor, factor), reduction.storage)
             group.launch("all_reduce", tensor, data, reduction, op=kind)
             dense.copy_back(tensor, data)
 
@@ -46,7 +46,8 @@ def _all_reduce_sparse(group: Group, tensors: Sequence[Tensor], kind: str, sync:
             indices, values = sparse.empty_parts(local, counts)
             gather_parts(group, indices, local.indices())
             gather_parts(group, values, local.values())
-            tensor.copy_(sparse.add(indices, values, local))
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.copy_(sparse.add(indices, values, local))
 
     return group.submit(run, tensors, sync=sync)
 
@@ -61,8 +62,7 @@ def reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, root: int, *, 
     def run() -> None:
         for tensor, reduction in plans:
             group.open("reduce", tensor.dtype, tensor.shape, kind, root)
-            data = dense.flat(tensor, reduction.view)
-            data = data if factor is None else (data * factor).to(data.dtype)
+            data = dense.flat(_scaled(tensor, factor), reduction.storage)
             group.launch("reduce", tensor, data, reduction, root)
             if group.rank == root:
                 dense.copy_back(tensor, data)
@@ -97,10 +97,8 @@ def reduce_scatter(
             reduction = reduction_of(kind, out.dtype)
             shape = tuple(part.numel() for part in parts)
             group.open("reduce_scatter", out.dtype, shape, kind)
-            data = [dense.flat(part, reduction.view) for part in parts]
-            if factor is not None:
-                data = [(part * factor).to(part.dtype) for part in data]
-            target = dense.flat(out, reduction.view)
+            data = [dense.flat(_scaled(part, factor), reduction.storage) for part in parts]
+            target = dense.flat(out, reduction.storage)
             group.launch("reduce_scatter", out, target, data, reduction)
             dense.copy_back(out, target)
 
@@ -115,3 +113,7 @@ def reduce_scatter_tensor(
         args.parts(group, i, o, "reduce_scatter_tensor") for o, i in zip(outs, inputs, strict=True)
     ]
     return reduce_scatter(group, outs, parts, op, sync=sync)
+
+
+def _scaled(tensor: Tensor, factor: float | Tensor | None) -> Tensor:
+    return tensor if factor is None else (tensor.detach() * factor).to(tensor.dtype)

@@ -1,4 +1,4 @@
-"""Collectives that only move bytes through shared memory. All tensors here are flat uint8.
+"""Collectives that only move bytes through shared memory. All arrays here are flat uint8.
 
 Every rank knows the number of rounds: sizes are equal by the signature, or exchanged in the call's
 first round.
@@ -8,98 +8,94 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from tp3.comm.tensors import Array, chunks
 from tp3.comm.transport.host import HostTransport
 
 
-def broadcast(transport: HostTransport, data: Tensor, root: int) -> None:
+def broadcast(transport: HostTransport, data: Array, root: int) -> None:
     """``data`` of ``root`` on every rank."""
-    step = transport.slot_bytes
-    for start in range(0, data.numel(), step):
-        piece = data[start : start + step]
-        parity = transport.next_round()
-        slot = transport.slot(root, parity)[: piece.numel()]
+    transport.reserve(data.size)
+    for piece in chunks(data, transport.slot_bytes):
+        slot = transport.slot(root, transport.next_round())
         if transport.rank == root:
-            slot.copy_(piece)
+            slot[: piece.size] = piece
         transport.sync()
         if transport.rank != root:
-            piece.copy_(slot)
+            piece[:] = slot[: piece.size]
 
 
-def all_gather(transport: HostTransport, outs: Sequence[Tensor], data: Tensor) -> None:
+def all_gather(transport: HostTransport, outs: Sequence[Array], data: Array) -> None:
     """``outs[r]`` becomes the ``data`` of rank r; sizes may differ from rank to rank."""
-    step, rank = transport.slot_bytes, transport.rank
-    if outs[rank].data_ptr() != data.data_ptr():
-        outs[rank].copy_(data)
-    for start in range(0, max(out.numel() for out in outs), step):
+    rank, largest = transport.rank, max(out.size for out in outs)
+    transport.reserve(largest)
+    step = transport.slot_bytes
+    outs[rank][:] = data
+    for start in range(0, largest, step):
         parity = transport.next_round()
         piece = data[start : start + step]
-        transport.slot(rank, parity)[: piece.numel()].copy_(piece)
+        transport.slot(rank, parity)[: piece.size] = piece
         transport.sync()
         for peer in transport.peers:
             piece = outs[peer][start : start + step]
-            piece.copy_(transport.slot(peer, parity)[: piece.numel()])
+            piece[:] = transport.slot(peer, parity)[: piece.size]
 
 
-def gather(
-    transport: HostTransport, outs: Sequence[Tensor] | None, data: Tensor, root: int
-) -> None:
+def gather(transport: HostTransport, outs: Sequence[Array] | None, data: Array, root: int) -> None:
     """``outs[r]`` on ``root`` becomes the ``data`` of rank r; equal sizes."""
-    step, rank = transport.slot_bytes, transport.rank
-    for start in range(0, data.numel(), step):
-        piece = data[start : start + step]
+    rank = transport.rank
+    transport.reserve(data.size)
+    step = transport.slot_bytes
+    for start in range(0, data.size, step):
         parity = transport.next_round()
+        piece = data[start : start + step]
         if rank != root:
-            transport.slot(rank, parity)[: piece.numel()].copy_(piece)
+            transport.slot(rank, parity)[: piece.size] = piece
         transport.sync()
         if outs is not None:
             for peer in transport.peers:
-                outs[peer][start : start + step].copy_(
-                    transport.slot(peer, parity)[: piece.numel()]
-                )
+                outs[peer][start : start + step] = transport.slot(peer, parity)[: piece.size]
     if outs is not None:
-        outs[rank].copy_(data)
+        outs[rank][:] = data
 
 
 def scatter(
-    transport: HostTransport, out: Tensor, inputs: Sequence[Tensor] | None, root: int
+    transport: HostTransport, out: Array, inputs: Sequence[Array] | None, root: int
 ) -> None:
     """``out`` becomes ``inputs[rank]`` of ``root``; equal sizes."""
     rank, world_size = transport.rank, transport.world_size
+    transport.reserve(out.size * world_size)
     step = transport.slot_bytes // world_size
-    for start in range(0, out.numel(), step):
+    for start in range(0, out.size, step):
         target = out[start : start + step]
-        parity = transport.next_round()
-        slot = transport.slot(root, parity)
+        slot = transport.slot(root, transport.next_round())
         if inputs is not None:
             for peer in transport.peers:
-                place = slot[peer * step : peer * step + target.numel()]
-                place.copy_(inputs[peer][start : start + step])
+                place = slice(peer * step, peer * step + target.size)
+                slot[place] = inputs[peer][start : start + step]
         transport.sync()
         if rank != root:
-            target.copy_(slot[rank * step : rank * step + target.numel()])
+            target[:] = slot[rank * step : rank * step + target.size]
     if inputs is not None:
-        out.copy_(inputs[rank])
+        out[:] = inputs[rank]
 
 
 def all_to_all(
-    transport: HostTransport, outs: Sequence[Tensor], inputs: Sequence[Tensor], largest: int
+    transport: HostTransport, outs: Sequence[Array], inputs: Sequence[Array], largest: int
 ) -> None:
     """``outs[r]`` becomes ``inputs[rank]`` of rank r. ``largest`` is the most bytes any pair
     exchanges.
     """
     rank, world_size = transport.rank, transport.world_size
+    transport.reserve(largest * world_size)
     step = transport.slot_bytes // world_size
-    outs[rank].copy_(inputs[rank])
+    outs[rank][:] = inputs[rank]
     for start in range(0, largest, step):
         parity = transport.next_round()
         stage = transport.slot(rank, parity)
         for peer in transport.peers:
             piece = inputs[peer][start : start + step]
-            stage[peer * step : peer * step + piece.numel()].copy_(piece)
+            stage[peer * step : peer * step + piece.size] = piece
         transport.sync()
         for peer in transport.peers:
             piece = outs[peer][start : start + step]
-            place = transport.slot(peer, parity)[rank * step : rank * step + piece.numel()]
-            piece.copy_(place)
+            piece[:] = transport.slot(peer, parity)[rank * step : rank * step + piece.size]

@@ -16,8 +16,8 @@ import struct
 import time
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from tp3.comm.errors import (
     CollectiveTimeout,
@@ -35,8 +35,10 @@ from tp3.comm.layout import (
     peers,
     reached,
 )
+from tp3.comm.tensors import Array
 from tp3.comm.transport.liveness import ProcessHandle
 from tp3.comm.transport.ordering import make_fence
+from tp3.comm.transport.slots import Slots, grown, unmap
 
 _HALF = 0x8000_0000
 _WORDS_PER_LINE = LINE_BYTES // 4
@@ -46,14 +48,14 @@ FIRST_SEQUENCE = SEQUENCE_MASK - 256
 _SPIN_SECONDS = 1e-3  # then sleep: a peer may be loading a model
 _YIELDS = 16  # between looks at the clock; on a busy machine each may give away a time slice
 _PAUSE_SECONDS = (20e-6, 500e-6)
-_CACHED_PIECES = 256
 _LOOK_SECONDS = 0.1  # how often a sleeping rank looks whether its peers still run
 
 
 class HostTransport:
     """One rank's view of the shared segment of a group on this host.
 
-    Not thread-safe: ``Executor`` serialises callers. ``timeout`` bounds every wait, in seconds.
+    Not thread-safe: ``Executor`` serialises callers. ``timeout`` bounds every wait, in seconds;
+    ``budget_bytes`` is what larger slots may take together.
     """
 
     hosts = 1
@@ -66,6 +68,7 @@ class HostTransport:
         rank: int,
         processes: Sequence[ProcessHandle | None],
         timeout: float,
+        budget_bytes: int = 0,
         first_sequence: int | None = None,
     ) -> None:
         assert len(processes) == layout.world_size
@@ -73,14 +76,14 @@ class HostTransport:
         self.world_size = layout.world_size
         self.layout = layout
         self.peers = peers(rank, self.world_size)
+        self.peers_from_here = self.peers[rank:] + self.peers[:rank]
         self.timeout = timeout
         self.calls = 0
         self.failure: str | None = None
+        self._closed = False
         self._processes = processes
         self._memory = memory
         self._view = memoryview(memory)
-        with torch.inference_mode(False):
-            self._bytes: Tensor | None = torch.frombuffer(memory, dtype=torch.uint8)
         self._flags = self._view[: layout.status(0)].cast("I")
         self._lines = tuple(peer * _WORDS_PER_LINE for peer in self.peers)
         self._fence = make_fence()
@@ -93,12 +96,14 @@ class HostTransport:
         self._signature: bytes | None = None
         self._agreeing = False
         self._text = "creation"
-        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
-        self._pieces: dict[tuple[int, torch.dtype, int], tuple[Tensor, ...]] = {}
+        self._slots = Slots(memory, layout.slot(0, 0), layout.slot_bytes)
+        self._slots_memory: mmap.mmap | None = None
+        self._budget_bytes = budget_bytes
+        self._largest = self.world_size == 1
 
     @property
     def slot_bytes(self) -> int:
-        return self.layout.slot_bytes
+        return self._slots.nbytes
 
     def open_call(self, signature: bytes, sizes: Sequence[int] = ()) -> None:
         """Start a call: the next round carries ``signature`` (equal on all ranks) and ``sizes``
@@ -127,16 +132,27 @@ class HostTransport:
         """Publish this round and wait for every peer; the peers' slots may be read until the next
         round.
         """
-        sequence = self._sequence
-        self._fence()
-        flags = self._flags
-        flags[self.rank * _WORDS_PER_LINE] = sequence
+        self.publish()
+        sequence, flags = self._sequence, self._flags
         for line in self._lines:
             if (flags[line] - sequence) & SEQUENCE_MASK >= _HALF:
                 self._wait(line, sequence)
         self._fence()
         if self._agreeing:
             self._compare(sequence & 1)
+
+    def publish(self) -> None:
+        """The first half of ``sync``: to be followed by ``await_peer`` for each peer."""
+        self._fence()
+        self._flags[self.rank * _WORDS_PER_LINE] = self._sequence
+
+    def await_peer(self, peer: int) -> None:
+        """Wait for one peer; its slot may be read until the next round. Not in a call's first."""
+        assert not self._agreeing
+        line = peer * _WORDS_PER_LINE
+        if (self._flags[line] - self._sequence) & SEQUENCE_MASK >= _HALF:
+            self._wait(line, self._sequence)
+        self._fence()
 
     def barrier(self) -> None:
         """A round without data."""
@@ -150,36 +166,26 @@ class HostTransport:
         start = self.layout.header(rank, self._sequence & 1) + SIGNATURE_BYTES
         return struct.unpack(f"{count}q", self._view[start : start + 8 * count])
 
-    def pieces(self, parity: int, dtype: torch.dtype, numel: int) -> tuple[Tensor, ...]:
-        """The first ``numel`` elements of every rank's slot, in rank order."""
-        key = (parity, dtype, numel)
-        pieces = self._pieces.get(key)
-        if pieces is None:
-            if len(self._pieces) >= _CACHED_PIECES:
-                self._pieces.clear()
-            slots = [self.slot(rank, parity, dtype) for rank in range(self.world_size)]
-            with torch.inference_mode(False):
-                pieces = self._pieces[key] = tuple(slot[:numel] for slot in slots)
-        return pieces
+    def slot(self, rank: int, parity: int, dtype: npt.DTypeLike = np.uint8) -> Array:
+        """The whole slot of a rank as a flat array."""
+        return self._slots.array(rank, parity, dtype)
 
-    def slot(self, rank: int, parity: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """The whole slot of a rank as a flat tensor of ``dtype``."""
-        key = (rank, parity, dtype)
-        view = self._views.get(key)
-        if view is None:
-            assert self._bytes is not None
-            start = self.layout.slot(rank, parity)
-            with torch.inference_mode(False):  # kept ones must be writable in any mode
-                view = self._bytes[start : start + self.layout.slot_bytes].view(dtype)
-            self._views[key] = view
-        return view
+    def reserve(self, nbytes: int) -> None:
+        """Make slots of ``nbytes`` if memory allows; to be called alike on all ranks, in a call."""
+        if nbytes <= self._slots.nbytes or self._largest:
+            return
+        memory = grown(self, nbytes, self._budget_bytes)
+        self._largest = memory is None or nbytes > len(memory) // (2 * self.world_size)
+        if memory is not None:
+            self._slots.close()
+            if self._slots_memory is not None:
+                unmap(self._slots_memory)
+            self._slots_memory = memory
+            self._slots = Slots(memory, 0, len(memory) // (2 * self.world_size))
 
-    def window(self, start: int, nbytes: int) -> tuple[memoryview, Tensor]:
-        """A stretch of the segment as memory and as a byte tensor (for the rings of point-to-point
-        messages).
-        """
-        assert self._bytes is not None
-        return self._view[start : start + nbytes], self._bytes[start : start + nbytes]
+    def window(self, start: int, nbytes: int) -> memoryview:
+        """A stretch of the segment (for the rings of point-to-point messages)."""
+        return self._view[start : start + nbytes]
 
     def fence(self) -> None:
         self._fence()
@@ -225,17 +231,18 @@ class HostTransport:
         """Tell the peers and unmap. Idempotent. Nothing made by ``slot`` or ``window`` may be in
         use.
         """
-        if self._bytes is None:
+        if self._closed:
             return
+        self._closed = True
         if self.failure is None:
             self._set_status(_LEFT, "")
         self.failure = self.failure or "it was destroyed"
-        self._views.clear()
-        self._pieces.clear()
-        self._bytes = None
+        self._slots.close()
         self._flags.release()
         self._view.release()
-        self._memory.close()
+        for memory in (self._memory, self._slots_memory):
+            if memory is not None:
+                unmap(memory)
 
     def _wait(self, line: int, sequence: int) -> None:
         flags = self._flags

@@ -35,20 +35,41 @@ def create(nbytes: int) -> str:
     path = FOLDER / name
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
+        _reserve(fd, nbytes)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(fd)
+    return name
+
+
+def create_unnamed(nbytes: int) -> int:
+    """A segment that ends with its last descriptor and mapping; its descriptor.
+
+    Peers of the same pid namespace attach it as ``/proc/PID/fd/N`` while the descriptor is open.
+    """
+    fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
+    try:
+        _reserve(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        path.unlink()
         if error.errno != errno.ENOSPC:
             raise
         stat = os.statvfs(FOLDER)
         raise RuntimeError(
             f"{FOLDER} is full: a group needs {nbytes} bytes and "
-            f"{stat.f_bavail * stat.f_frsize} of {stat.f_blocks * stat.f_frsize} are free; "
-            "enlarge it (docker run --shm-size=1g), end what fills it, or lower TP3_SHM_BYTES"
+            f"{free_bytes()} of {stat.f_blocks * stat.f_frsize} are free; "
+            "enlarge it (docker run --shm-size=1g) or end what fills it"
         ) from None
-    finally:
-        os.close(fd)
-    return name
 
 
 def remove_stale() -> None:
@@ -64,8 +85,14 @@ def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def free_bytes() -> int:
+    """What /dev/shm has left."""
+    stat = os.statvfs(FOLDER)
+    return stat.f_bavail * stat.f_frsize
+
+
 def attach(name: str, nbytes: int) -> mmap.mmap:
-    """Map a segment made by a peer; the mapping stays valid after the name is gone."""
+    """Map a segment made by a peer, by name or path; the mapping outlives both."""
     fd = os.open(FOLDER / name, os.O_RDWR)
     try:
         return mmap.mmap(fd, nbytes)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tp3.comm.errors import Disagreement, R4DError
 from tp3.comm.layout import SIGNATURE_BYTES
+from tp3.comm.tensors import Array
 from tp3.comm.transport.host import HostTransport
 
 
@@ -95,27 +96,30 @@ class SpanTransport:
             text = f"{self._text} (call {self.calls}) failed between hosts on rank {self.rank}"
             raise self.fail(R4DError(f"r4d: {text}: {error}")) from error
 
-    def broadcast(self, data: Tensor, root: int) -> None:
+    def broadcast(self, data: Array, root: int) -> None:
         """Flat ``data`` of ``root`` on every rank."""
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self.run(lambda: self.everyone.broadcast([data], options))
+        self.run(lambda: self.everyone.broadcast([torch.from_numpy(data)], options))
 
-    def all_reduce_across(self, data: Tensor, op: str) -> None:
+    def all_reduce_across(self, data: Array, op: str) -> None:
         """Flat ``data`` becomes the reduction over this rank's counterparts on the other hosts."""
         options = dist.AllreduceOptions()
         options.reduceOp = getattr(dist.ReduceOp, op)
-        self.run(lambda: self.across.allreduce([data], options))
+        self.run(lambda: self.across.allreduce([torch.from_numpy(data)], options))
 
-    def all_to_all(self, outs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    def all_to_all(self, outs: Sequence[Array], inputs: Sequence[Array]) -> None:
         """``outs[r]`` becomes ``inputs[rank]`` of rank r; flat, of one dtype."""
-        out_sizes, in_sizes = [t.numel() for t in outs], [t.numel() for t in inputs]
-        data = torch.cat(list(inputs))
-        received = data.new_empty(sum(out_sizes))
+        out_sizes, in_sizes = [array.size for array in outs], [array.size for array in inputs]
+        data = np.concatenate(list(inputs))
+        received = np.empty(sum(out_sizes), data.dtype)
+        target, source = torch.from_numpy(received), torch.from_numpy(data)
         options = dist.AllToAllOptions()
-        self.run(lambda: self.everyone.alltoall_base(received, data, out_sizes, in_sizes, options))
-        for target, part in zip(outs, received.split(out_sizes), strict=True):
-            target.copy_(part)
+        self.run(lambda: self.everyone.alltoall_base(target, source, out_sizes, in_sizes, options))
+        start = 0
+        for array, size in zip(outs, out_sizes):
+            array[:] = received[start : start + size]
+            start += size
 
     def fail(self, error: R4DError) -> R4DError:
         """Make the group unusable, release the peers on this host, and hand the error back to be
