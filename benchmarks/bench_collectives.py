@@ -2,8 +2,9 @@
 
     python benchmarks/bench_collectives.py --world-size 3 --write
 
-Each size first passes the correctness gate of `tp3 smoke`, then the peers take turns call by call.
-A figure is the slowest rank's median in µs; the spread is its quartiles. Losing rows are printed.
+Each size first passes the correctness gate of `tp3 smoke`, then the peers take turns: ten calls
+each up to 1 MiB, one call above. A figure is the slowest rank's median in µs per call; the spread
+is its quartiles. Losing rows are printed.
 """
 
 import argparse
@@ -46,6 +47,9 @@ def vllm_all_reduce(rank: int, world_size: int) -> Call | None:
     dist.barrier()
     operators.join_shm_manager(handle, name)
     dist.barrier()
+    if rank == 0:
+        for path in Path("/dev/shm").glob(f"{name}*"):
+            path.unlink()
     return lambda x: operators.shm_allreduce(handle, x)
 
 
@@ -77,18 +81,20 @@ def rank_main(rank: int, world_size: int, names: Sequence[str], sizes: Sequence[
 
 
 def measure(peers: dict[str, Call], source: torch.Tensor, nbytes: int) -> dict[str, list[float]]:
-    """Seconds of each call, the peers taking turns, each from a barrier and fresh data."""
+    """Seconds per call, the peers taking turns, each turn from a barrier and fresh data."""
     times: dict[str, list[float]] = {peer: [] for peer in peers}
-    repeats = max(7, min(200, BUDGET_BYTES // nbytes))
+    calls = 10 if nbytes <= 1 << 20 else 1
+    repeats = max(7, min(40, BUDGET_BYTES // nbytes))
     x = source.clone()
     for repeat in range(repeats + 2):
         for peer, call in peers.items():
             x.copy_(source)
             dist.barrier()
             start = time.perf_counter()
-            call(x)
+            for _ in range(calls):
+                call(x)
             if repeat >= 2:
-                times[peer].append(time.perf_counter() - start)
+                times[peer].append((time.perf_counter() - start) / calls)
     return times
 
 
