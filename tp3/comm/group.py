@@ -38,6 +38,7 @@ def _launcher(row: Row, collective: str) -> Callable[..., None]:
 
 
 _EXIT_SECONDS = 1.0
+_KEPT_ROWS = 4096
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
@@ -179,7 +180,11 @@ class Group:
         """Run the algorithm that ``select`` picks for ``tensor`` on ``args``."""
         nbytes = tensor.numel() * tensor.element_size()
         key = (collective, tensor.dtype, nbytes, op)
-        row = self._rows.get(key) or self._rows.setdefault(key, self._select(*key))
+        row = self._rows.get(key)
+        if row is None:
+            if len(self._rows) >= _KEPT_ROWS:
+                self._rows.clear()
+            row = self._rows[key] = self._select(*key)
         self._counts[f"{collective}/{row.name}"] += 1
         _launcher(row, collective)(self.transport, *args)
 
