@@ -55,6 +55,8 @@ def _local(
 ) -> HostTransport:
     layout = HostLayout.small(len(ranks))
     own = members[meeting.rank].pids
+    # Larger slots are shared by a path under /proc/PID, which elsewhere names another process.
+    one_namespace = len({members[r].pids for r in ranks}) == 1
 
     def join(memory: mmap.mmap) -> HostTransport:
         return HostTransport(
@@ -63,7 +65,7 @@ def _local(
             rank=ranks.index(meeting.rank),
             processes=[members[r].process if members[r].pids == own else None for r in ranks],
             timeout=meeting.timeout.total_seconds(),
-            budget_bytes=settings.shm_bytes,
+            budget_bytes=settings.shm_bytes if one_namespace else 0,
         )
 
     return share(meeting, ranks, layout, join)

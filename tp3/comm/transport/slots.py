@@ -4,7 +4,8 @@ A group that only ever moves small messages keeps the slots in its first segment
 message makes all ranks move to slots in a segment of their own, together: the lowest rank creates
 it as large as /dev/shm decently allows, everybody attaches and answers, and one "no" leaves all of
 them with the slots they have, through which a large message goes in more pieces. The segment has no
-name, so nobody who is killed meanwhile leaves one; ranks in several pid namespaces answer "no".
+name, so nobody who is killed meanwhile leaves one. Ranks in several pid namespaces could not find
+it and have no budget for it (``connect``).
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _create(transport: HostTransport, wanted: int, budget_bytes: int) -> tuple[i
 
 
 def _attach(path: str, nbytes: int) -> mmap.mmap | None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         return segment.attach(path, nbytes) if path else None
     return None
 
