@@ -15,7 +15,7 @@ SOURCES = tp3 tests benchmarks examples
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) / 4 + 2)
 
-.PHONY: format lint types test smoke bench clean
+.PHONY: format lint types test test-gpu smoke bench clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.run: pyproject.toml
@@ -45,6 +45,13 @@ types: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+# On a machine with a GPU: its own tests, then the collectives' on device tensors, three ranks.
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
+	TP3_TEST_DEVICE=cuda TP3_TEST_WORLD_SIZES=3 $(BIN)/python -m pytest $(ARGS) \
+		tests/ranks/test_reductions.py tests/ranks/test_gathers.py tests/ranks/test_exact.py \
+		-k "not broken and not rejects and (W3 or not reference)"
 
 # The README's quick start. The real model needs padding for four ranks.
 smoke: $(VENV)/.dev

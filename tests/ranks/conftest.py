@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.ranks.reference import BACKEND
+from tests.ranks.reference import BACKEND, ON_DEVICE
 from tp3.comm.launch import launch
 
 WORLD_SIZES = [int(w) for w in os.environ.get("TP3_TEST_WORLD_SIZES", "2,3,5").split(",")]
@@ -19,6 +19,6 @@ def world_size(request):
 def ranks(world_size):
     def run(function, *args, **options):
         options = {"backend": BACKEND, "env": {"GLOO_SOCKET_IFNAME": "lo"}, **options}
-        return launch(function, world_size, *args, **options)
+        return launch(function, world_size, *args, **{**ON_DEVICE, **options})
 
     return run

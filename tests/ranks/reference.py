@@ -2,6 +2,7 @@
 
 Data are small integers, exact in every dtype, so results are compared bit by bit. The backend under
 test is r4d; TP3_TEST_BACKEND=gloo runs the same checks on Gloo, to test this reference itself.
+TP3_TEST_DEVICE=cuda puts the tensors on the GPU, which several ranks may share.
 """
 
 import fnmatch
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 BACKEND = os.environ.get("TP3_TEST_BACKEND", "r4d")
+DEVICE = os.environ.get("TP3_TEST_DEVICE", "cpu")
+ON_DEVICE = {} if DEVICE == "cpu" else {"device": DEVICE, "start": "spawn"}  # for launch
 SALT = 0x7F3
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -116,12 +119,12 @@ def reduced(op, arrays):
 
 
 def tensor(array, dtype):
-    return torch.from_numpy(np.array(array)).to(dtype)
+    return torch.from_numpy(np.array(array)).to(dtype).to(DEVICE)
 
 
 def poisoned(shape, dtype):
     """A tensor that no result equals by accident."""
-    out = torch.empty(shape, dtype=dtype)
+    out = torch.empty(shape, dtype=dtype, device=DEVICE)
     if dtype == torch.bool:
         return out.fill_(True)
     if out.numel():
@@ -169,6 +172,7 @@ def same(label, got, want):
     assert got.shape == want.shape, f"{label}: shape {got.shape}, expected {want.shape}"
     if not want.numel():
         return
+    got, want = got.cpu(), want.cpu()
     left, right = (t.contiguous().view(-1, 1).view(torch.uint8) for t in (got, want))
     differs = (left != right).any(1).nonzero().flatten()
     if differs.numel():
@@ -188,6 +192,8 @@ def call(async_op, function, *args, **kwargs):
         return
     assert work is not None, f"an asynchronous {function.__name__} returned None"
     work.wait()
+    if DEVICE != "cpu":
+        torch.cuda.synchronize()  # there wait() orders streams
     if not lacks("is_completed", function.__name__):
         assert work.is_completed(), f"{function.__name__}: not completed after wait()"
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks.reference import FLOATS, Placed, poisoned, same, tensor
+from tests.ranks.reference import DEVICE, FLOATS, ON_DEVICE, Placed, poisoned, same, tensor
 from tp3.comm.launch import launch
 from tp3.comm.reduce import Reduction
 
 LARGE = (1 << 20) + 1
 SIZES = [0, 1, 3, 17, 4097]
 KINDS = ["gaussian", "spread", "cancelling"]
-ALGORITHMS = ["auto", "one-shot", "two-shot"]
+ALGORITHMS = ["auto", "one-shot", "two-shot", *(["sentinel"] if DEVICE != "cpu" else [])]
 WORLD_SIZES = [2, 3, 4, 5, 7]
 # Powers of two whose sum in another order loses the small one.
 TRIPLES = {
@@ -111,7 +111,7 @@ def all_sums_agree(rank, world_size, algorithm):
         data = mine.clone()
         dist.all_reduce(data)
         same(f"all_reduce {label}", data, want)
-        digest.update(data.double().numpy().tobytes())
+        digest.update(data.double().cpu().numpy().tobytes())
 
         data, root = mine.clone(), number % world_size
         dist.reduce(data, root)
@@ -130,7 +130,8 @@ def test_all_sums_are_the_reference(world_size, algorithm):
     for dtype in FLOATS:
         for kind in KINDS:
             expected(kind, dtype, world_size)  # once here, not once in each rank
-    digests = launch(all_sums_agree, world_size, algorithm, env={"TP3_ALLREDUCE": algorithm})
+    env = {"TP3_ALLREDUCE": algorithm}
+    digests = launch(all_sums_agree, world_size, algorithm, env=env, **ON_DEVICE)
     assert len(set(digests)) == 1
 
 
@@ -157,7 +158,7 @@ def every_place(rank, world_size):
 def test_views_at_every_element_offset_and_not_contiguous(algorithm):
     for dtype in FLOATS:
         expected("cancelling", dtype, 3)
-    launch(every_place, 3, env={"TP3_ALLREDUCE": algorithm})
+    launch(every_place, 3, env={"TP3_ALLREDUCE": algorithm}, **ON_DEVICE)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES[1:], ids=lambda w: f"W{w}")
@@ -230,4 +231,4 @@ def rows_in_batches(rank, world_size):
 def test_a_result_does_not_depend_on_the_batch():
     """vllm#51290, vllm#50136, sglang#24629: another batch size, another order of the sum."""
     expected("cancelling", torch.float32, 3)
-    launch(rows_in_batches, 3)
+    launch(rows_in_batches, 3, **ON_DEVICE)

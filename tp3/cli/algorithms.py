@@ -42,6 +42,7 @@ def algorithms(
             dtype=dtype,
             nbytes=size,
             device=device,
+            reach=device != "cpu" and hosts == 1,
             hosts=hosts,
             force=Settings.from_env().allreduce,
         )

@@ -13,6 +13,7 @@ from tp3 import __version__
 
 COMMANDS = {
     "algorithms": "tp3.cli.algorithms:algorithms",
+    "bench": "tp3.cli.bench:bench",
     "smoke": "tp3.cli.smoke:smoke",
 }
 

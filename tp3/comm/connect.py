@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 
 from tp3.comm.layout import HostLayout
 from tp3.comm.p2p import Channels
@@ -28,13 +27,12 @@ class Connection:
     settings: Settings
 
 
-def connect(store: Store, *, rank: int, world_size: int, timeout: timedelta) -> Connection:
+def connect(meeting: Meeting) -> Connection:
     """Meet the other ranks and connect to them; R4DError on every rank when one of them cannot."""
-    meeting = Meeting(store=store, rank=rank, world_size=world_size, timeout=timeout)
     members = introduce(meeting)
-    settings = members[rank].settings
+    settings = members[meeting.rank].settings
     hosts = by_host(members)
-    neighbours = next(ranks for ranks in hosts if rank in ranks)
+    neighbours = next(ranks for ranks in hosts if meeting.rank in ranks)
     local = _local(meeting, members, neighbours, settings)
     if len(hosts) == 1:
         return Connection(local, Channels(local), settings)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tp3.comm.work import Done, Work
+from tp3.comm.work import DONE, Work
 
-_DONE = Done()  # one for all synchronous calls: nobody can tell them apart
 _SMALL_BYTES = 4096
 
 Item = tuple[Callable[[], None], Work]
@@ -39,7 +38,7 @@ class Executor:
         if sync and not self._queued:
             with self._running:
                 call()
-            return _DONE
+            return DONE
         work = Work(result)
         if sum(tensor.numel() * tensor.element_size() for tensor in result) <= _SMALL_BYTES:
             self._recent.append(work)

@@ -11,34 +11,28 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import lru_cache
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import DebugLevel, Store, get_debug_level
 
 from tp3.comm.connect import connect
 from tp3.comm.errors import Disagreement, R4DError
 from tp3.comm.executor import Executor
-from tp3.comm.select import Row, select
+from tp3.comm.rows import Chosen, Key, Rows
 from tp3.comm.signature import signature
+from tp3.comm.tensors import is_dense_vectors, one_device
+from tp3.comm.transport.bootstrap import Meeting
 from tp3.comm.work import Work
 
-
-@lru_cache(maxsize=256)
-def _launcher(row: Row, collective: str) -> Callable[..., None]:
-    module, function = row.launcher.format(collective=collective).split(":")
-    found: Callable[..., None] = getattr(import_module(module), function)
-    return found
+if TYPE_CHECKING:
+    from tp3.comm.device import DeviceSide
 
 
 _EXIT_SECONDS = 1.0
-_KEPT_ROWS = 4096
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
@@ -52,7 +46,8 @@ def _leave_all() -> None:
 class Group:
     """The state of one group on one rank. Ranks are group ranks.
 
-    transport: what collectives run over. channels: what messages run over.
+    transport: what collectives on the host run over. channels: what messages there run over.
+    The device half is made by the first call with a device tensor.
     """
 
     def __init__(
@@ -72,19 +67,27 @@ class Group:
         self.timeout = timeout
         self._pid = os.getpid()
         self._closed = False
-        self._counts: Counter[str] = Counter()
-        connection = connect(store, rank=rank, world_size=world_size, timeout=timeout)
+        self._meeting = Meeting(store=store, rank=rank, world_size=world_size, timeout=timeout)
+        self._device: DeviceSide | None = None
+        self._detail = get_debug_level() is DebugLevel.DETAIL
+        self._device_calls = 0
+        connection = connect(self._meeting)
         self.transport = connection.transport
         self.channels = connection.channels
-        self._settings = connection.settings
+        self._rows = Rows(
+            world_size=world_size,
+            hosts=self.transport.hosts,
+            force=connection.settings.allreduce,
+        )
         self._executor = Executor(f"r4d-{name}")
         _OPEN.add(self)
-        self._rows: dict[tuple[str, torch.dtype, int, str], Row] = {}
+        self._unopened: Callable[[], None] | None = None  # a device call's way to the host
+        self._staged: Key | None = None  # and what it is
 
     @property
     def calls(self) -> int:
         """Collectives so far."""
-        return self.transport.calls
+        return self.transport.calls + self._device_calls
 
     @property
     def hosts(self) -> int:
@@ -93,7 +96,7 @@ class Group:
 
     def stats(self) -> dict[str, int]:
         """Launches so far by ``collective/algorithm``."""
-        return dict(self._counts)
+        return dict(self._rows.counts)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Bound every wait from now on."""
@@ -105,13 +108,20 @@ class Group:
         """Release every peer that waits for this rank; the group is unusable afterwards."""
         if not self._closed and os.getpid() == self._pid:
             self.transport.abort(f"r4d: {reason}")
+            if self._device is not None:
+                self._device.abort(R4DError(f"r4d: {reason}"))
 
     def close(self) -> None:
         """End queued calls and let the memory go. Idempotent; inert in a forked child."""
         if self._closed:
             return
         self._closed = True
-        if os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        try:
+            if self._device is not None:
+                self._device.close(self.timeout.total_seconds())
+        finally:
             self._release(self.timeout.total_seconds())
 
     def leave(self) -> None:
@@ -121,6 +131,8 @@ class Group:
         self._closed = True
         if self._executor.queued:
             self.transport.fail(R4DError("r4d: the process exits"))
+        if self._device is not None:
+            self._device.leave()
         self._release(_EXIT_SECONDS)
 
     def _release(self, timeout: float) -> None:
@@ -139,27 +151,107 @@ class Group:
         if self._closed:
             raise R4DError("r4d: the group is unusable since it was destroyed")
 
-    def submit(self, run: Callable[[], None], result: Sequence[Tensor], *, sync: bool) -> Work:
-        """Run a call in its turn. sync: it has ended on return; otherwise a ``Work`` at once."""
+    def submit(
+        self,
+        run: Callable[[], None],
+        result: Sequence[Tensor],
+        *,
+        sync: bool,
+        on: Sequence[Tensor] = (),
+    ) -> Work:
+        """Run a call in its turn. sync: it has ended on return, or on a device is in order with the
+        current stream; otherwise a ``Work`` at once. on: tensors of the call, which say where.
+        """
         self.check_open()
-        return self._executor.submit(lambda: self._guarded(run), result, sync=sync)
+        device = one_device(on)
+        if device is None:
+            return self._executor.submit(lambda: self._guarded(run), result, sync=sync)
+        side = self.device_side(device)
+        side.reachable()
+        return side.queue.submit(lambda: self._guarded(run), result, sync=sync)
+
+    def repeat(self, tensor: Tensor, op: str) -> bool:
+        """All-reduce ``tensor`` as one like it was before, past all that was settled then; False if
+        there was none.
+        """
+        side = self._device
+        if side is None or tensor.device != side.device:
+            return False
+        known = side.known.get((tensor.dtype, tensor.numel(), op))
+        if known is None or not is_dense_vectors(tensor):
+            return False
+        self.check_open()
+        plan, label = known
+        self._device_calls += 1
+        self._rows.counts[label] += 1
+        side.queue.submit(lambda: plan.start(tensor, tensor), (), sync=True)
+        return True
+
+    def device_side(self, device: torch.device) -> DeviceSide:
+        """The device half, made for the device that the first call names."""
+        if self._device is None:
+            from tp3.comm.device import DeviceSide  # here: it needs triton
+
+            self._device = DeviceSide(self._meeting, self.transport, device)
+        if self._device.device != device:
+            raise ValueError(
+                f"r4d: got a tensor on {device}; this group uses {self._device.device}, one device "
+                "per rank"
+            )
+        return self._device
+
+    def device_event(self) -> torch.cuda.Event | None:
+        """The end of what the current stream has been given; None where no device is used."""
+        if self._device is None:
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError("r4d: a barrier makes the host wait and cannot be captured in a graph")
+        self._device.check()
+        event: torch.cuda.Event = torch.cuda.current_stream(self._device.device).record_event()
+        return event
 
     def open(
         self,
         kind: str,
-        dtype: torch.dtype | None = None,
+        like: Tensor | None = None,
         shape: Sequence[int] | None = None,
         op: str = "",
         root: int | None = None,
         sizes: Sequence[int] = (),
     ) -> None:
-        """Say what is called: compared between ranks in its first round. ``sizes`` may differ."""
-        text = signature(kind, dtype, None if shape is None else tuple(shape), op, root)
-        self.transport.open_call(text, sizes)
+        """Say what is called on tensors ``like`` this. On the host it is compared between ranks in
+        the call's first round; on a device with TORCH_DISTRIBUTED_DEBUG=DETAIL, over the host.
+        ``sizes`` may differ.
+        """
+        dtype = None if like is None else like.dtype
 
-    def exchange(self, count: int) -> list[tuple[int, ...]]:
-        """A round without data; the first ``count`` sizes that each rank opened the call with."""
-        self.transport.barrier()
+        def text() -> bytes:
+            return signature(kind, dtype, None if shape is None else tuple(shape), op, root)
+
+        if like is None or like.device.type == "cpu":
+            self.transport.open_call(text(), sizes)
+            return
+        self._unopened = lambda: self.transport.open_call(text(), sizes)
+        assert self._device is not None
+        if not self._device.reachable():
+            self._open_on_host()
+            return
+        if self._detail:
+            self._on_host(lambda: (self.transport.open_call(text()), self.transport.barrier()))
+        else:
+            self._device_calls += 1
+
+    def exchange(self, count: int, like: Tensor | None = None) -> list[tuple[int, ...]]:
+        """A round without data; the first ``count`` sizes that each rank opened the call with.
+
+        Empty for a call that runs on a device, whose kernels look at the sizes themselves.
+        """
+        if like is None or like.device.type == "cpu":
+            self.transport.barrier()
+        elif self._unopened is not None:
+            return []
+        else:
+            self._on_host(self.transport.barrier)
         return [self.transport.sizes_of(rank, count) for rank in self.ranks]
 
     def agree(
@@ -178,26 +270,42 @@ class Group:
 
     def launch(self, collective: str, tensor: Tensor, *args: Any, op: str = "SUM") -> None:
         """Run the algorithm that ``select`` picks for ``tensor`` on ``args``."""
+        side = self._device
+        device = "cpu" if tensor.device.type == "cpu" or side is None else side.kind
         nbytes = tensor.numel() * tensor.element_size()
-        key = (collective, tensor.dtype, nbytes, op)
-        row = self._rows.get(key)
-        if row is None:
-            if len(self._rows) >= _KEPT_ROWS:
-                self._rows.clear()
-            row = self._rows[key] = self._select(*key)
-        self._counts[f"{collective}/{row.name}"] += 1
-        _launcher(row, collective)(self.transport, *args)
+        key = Key(collective, tensor.dtype, nbytes, op, device)
+        chosen = self._choose(key)
+        self._rows.counts[chosen.label] += 1
+        if chosen.row.medium == "host":
+            chosen.run(self.transport, *args)
+        elif chosen.row.medium == "device":
+            assert side is not None
+            chosen.run(side.transport, *args)
+            if collective == "all_reduce" and not self._detail:
+                side.remember(chosen, tensor, args[1])
+        else:
+            self._staged = key
+            chosen.run(self, *args)
 
-    def _select(self, collective: str, dtype: torch.dtype, nbytes: int, op: str) -> Row:
-        return select(
-            collective,
-            world_size=self.world_size,
-            dtype=str(dtype)[6:],
-            nbytes=nbytes,
-            hosts=self.hosts,
-            op=op,
-            force=self._settings.allreduce,
-        )
+    def run_on_host(self, args: list[Any]) -> None:
+        """Run the host's algorithm for the device call at hand (``collectives.staged``)."""
+        assert self._staged is not None
+        chosen = self._choose(self._staged._replace(device="cpu"))
+        if self._unopened is not None:
+            self._open_on_host()
+        self._on_host(lambda: chosen.run(self.transport, *args))
+
+    def _choose(self, key: Key) -> Chosen:
+        side = self._device
+        return self._rows.choose(key, reach=side is not None and side.problem is None)
+
+    def _open_on_host(self) -> None:
+        step, self._unopened = self._unopened, None
+        assert step is not None
+        self._on_host(step)
+
+    def _on_host(self, step: Callable[[], Any]) -> None:
+        self._executor.submit(step, (), sync=True)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         """Peers must not wait for a rank that was interrupted in the middle of a call."""

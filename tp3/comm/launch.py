@@ -54,6 +54,7 @@ class Group:
     folder: Path
     timeout: float
     init: bool
+    device: str
 
 
 def launch(
@@ -62,6 +63,7 @@ def launch(
     *args: Any,
     backend: str = "r4d",
     start: Literal["fork", "spawn"] = "fork",
+    device: Literal["cpu", "cuda"] = "cpu",
     timeout: float = 60.0,
     env: Mapping[str, str] | None = None,
     init: bool = True,
@@ -70,6 +72,7 @@ def launch(
     """`[function(rank, world_size, *args) for rank in range(world_size)]`, each in its own process.
 
     start: "fork" is quick when torch is already imported here; "spawn" is a must once CUDA is used.
+    device: "cuda" makes GPU `rank % device_count` the rank's current one before it joins the group.
     timeout: seconds, of the process group and, plus STARTUP_S, of the whole launch.
     env: set in every rank before torch is imported, beside RANK, LOCAL_RANK and WORLD_SIZE.
     init: initialise the default process group before the function and destroy it afterwards.
@@ -79,11 +82,13 @@ def launch(
         raise ValueError(f"world_size is {world_size}; it must be at least 1")
     if start not in ("fork", "spawn"):
         raise ValueError(f"start is {start!r}; it must be 'fork' or 'spawn'")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; it must be 'cpu' or 'cuda'")
     context: Any = get_context(start)
     processes: list[Any] = []
     pipes: list[connection.Connection] = []
     with tempfile.TemporaryDirectory(prefix="tp3-launch-") as folder:
-        group = Group(world_size, backend, Path(folder), timeout, init)
+        group = Group(world_size, backend, Path(folder), timeout, init, device)
         try:
             for rank in range(world_size):
                 pipe, far_end = context.Pipe(duplex=False)
@@ -155,6 +160,8 @@ def _in_group(function: Callable[..., Any], rank: int, args: tuple[Any, ...], gr
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if group.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     if group.init:
         dist.init_process_group(
             group.backend,

@@ -14,8 +14,9 @@ s-1 only after it had seen every peer's s-1. So when rank i starts round s, nobo
 
 Two places use this:
 
-* Device memory: a sender pushes, so each rank owns W-1 receive regions and sender i writes region
-  ``i - (i > j)`` of receiver j.
+* Device memory (``DeviceLayout``): a sender pushes, so each rank owns W-1 receive regions and
+  sender i writes region ``i - (i > j)`` of receiver j. There a launch may make several rounds; why
+  slots also survive launches of different grids is argued in ``kernels.rounds``.
 * Host memory (``HostLayout``): one written copy serves every reader, so each rank owns one region
   that it alone writes. Beside the slots lie headers (who calls what), status pages and the rings
   of point-to-point messages.
@@ -28,6 +29,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 SEQUENCE_MASK = 0xFFFF_FFFF
+MAX_DEVICE_RANKS = 16
+MAX_BLOCKS = 256
 _HALF = 0x8000_0000
 LINE_BYTES = 64 if sys.platform != "darwin" else 128
 PAGE_BYTES = 4096
@@ -35,6 +38,9 @@ SIGNATURE_BYTES = 256
 REASON_BYTES = 1024
 FRAME_BYTES = 256
 _FIRST_SLOT_BYTES = 64 << 10
+_DEVICE_SLOTS_BYTES = 32 << 20  # of a rank, for each of the two kinds
+_LARGEST_SLOT_BYTES = 8 << 20
+_LARGEST_SENTINEL_BYTES = 16 << 20
 _RINGS_BYTES = 512 << 10
 
 
@@ -152,3 +158,81 @@ class HostLayout:
     @property
     def _slot_base(self) -> int:
         return self._ring_base + self._channels * self.ring_bytes
+
+
+def _share(world_size: int, largest: int) -> int:
+    """A power of two of which 2 (W-1) fit into what a rank gives."""
+    share = _DEVICE_SLOTS_BYTES // (2 * (world_size - 1))
+    return min(1 << (share.bit_length() - 1), largest)
+
+
+def sentinel_bytes(world_size: int) -> int:
+    """The longest message of the sentinel kernel."""
+    return _share(world_size, _LARGEST_SENTINEL_BYTES)
+
+
+@dataclass(frozen=True)
+class DeviceLayout:
+    """Byte offsets in the two allocations that each rank owns on its device: flags and data.
+
+    Every offset is the same on all ranks. "mine" is written and read by the owner alone, "from i"
+    is written by rank i and read by the owner. Words are 32 bits.
+
+    ``slot_bytes``: what one sender can push to a receiver in one round. ``sentinel_bytes``: the
+    longest message of the sentinel kernel. A channel is a ring of ``RING_CHUNKS`` chunks between
+    two ranks; there are ``channels`` of them in each direction for collectives, and as many again
+    for messages.
+    """
+
+    world_size: int
+    slot_bytes: int = 0
+    sentinel_bytes: int = 0
+    channels: int = 16
+
+    CHUNK_BYTES = 64 << 10
+    RING_CHUNKS = 2
+    SETS = 2  # of channels: collectives, messages
+    TABLE = 0  # mine: address of each rank's flags, then of each rank's data, int64
+    STICKY = 256  # mine: not 0 once a wait has failed; then nothing is pushed or believed
+    LAUNCHES = 512  # mine: the sequence number, a copy for each block
+    SENTINELS = LAUNCHES + 4 * MAX_BLOCKS  # mine: the same for the sentinel kernel's own slots
+    FLAGS = SENTINELS + 4 * MAX_BLOCKS  # from i: a sequence number for each block
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.world_size <= MAX_DEVICE_RANKS:
+            raise ValueError(
+                f"device groups have 2..{MAX_DEVICE_RANKS} ranks, not {self.world_size}"
+            )
+        if not self.slot_bytes:
+            object.__setattr__(self, "slot_bytes", _share(self.world_size, _LARGEST_SLOT_BYTES))
+        if not self.sentinel_bytes:
+            object.__setattr__(self, "sentinel_bytes", sentinel_bytes(self.world_size))
+
+    @property
+    def channel_words(self) -> int:
+        """Byte offset of the channels' words: arrays of [SETS, W, channels].
+
+        mine: sent, received. from i: arrived, acknowledged, and for each chunk of the ring a header
+        (two int64: bytes, tag).
+        """
+        return self.FLAGS + 4 * MAX_BLOCKS * self.world_size
+
+    @property
+    def flag_bytes(self) -> int:
+        words = self.SETS * self.world_size * self.channels
+        return self.channel_words + 4 * 4 * words + 16 * self.RING_CHUNKS * words
+
+    @property
+    def sentinels(self) -> int:
+        """Byte offset in the data: [W-1, 2] slots that hold all ones wherever nothing has come."""
+        return (self.world_size - 1) * 2 * self.slot_bytes
+
+    @property
+    def rings(self) -> int:
+        """Byte offset in the data: [SETS, W-1, channels, RING_CHUNKS] chunks."""
+        return self.sentinels + (self.world_size - 1) * 2 * self.sentinel_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        chunks = self.SETS * (self.world_size - 1) * self.channels * self.RING_CHUNKS
+        return self.rings + chunks * self.CHUNK_BYTES

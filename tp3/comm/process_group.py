@@ -93,7 +93,7 @@ class ProcessGroupR4D(Calls, dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def _get_sequence_number_for_group(self) -> int:
         return self.group.calls

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tp3.comm.layout import sentinel_bytes
 from tp3.comm.settings import ALLREDUCE_CHOICES
 
 SUMMED = ("all_reduce", "reduce", "reduce_scatter")
 MOVED = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
 COLLECTIVES = SUMMED + MOVED
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda", "hip")
 OPS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -32,14 +33,25 @@ DTYPES = SUMMABLE | frozenset(FP8 + OTHER)
 # 2-core Xeon VM, torch 2.13, W=3, fp32: one-shot / two-shot 115 / 132 µs at 16 KiB, 148 / 132 at
 # 32 KiB, 247 / 176 at 64 KiB (2026-11-29).
 TWO_SHOT_FROM_BYTES = 32 << 10
+# H200, bf16, graph, W=2: benchmarks/results/allreduce_*.md.
+# A second trip costs about 3 µs, in which a link of 300 GB/s moves this much.
+TRIP_BYTES = 900_000
 # The exact sum moves W × nbytes between hosts, the hierarchical one 2 × nbytes.
 EXACT_ACROSS_HOSTS_TO_BYTES = 64 << 10
 GLOO_OPS = ("SUM", "AVG", "PREMUL_SUM", "PRODUCT", "MIN", "MAX")
 
 
+def one_shot_to_bytes(world_size: int) -> float:
+    """Up to here one-shot's (W-1) S bytes cost less than two-shot's 2 (W-1)/W S and a trip more."""
+    saved = (world_size - 1) * (world_size - 2) / world_size
+    return TRIP_BYTES / saved if saved else float("inf")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What all ranks know of a call. ``nbytes`` is the size of the tensor on one rank."""
+    """What all ranks know of a call. ``nbytes`` is the size of the tensor on one rank; ``reach``:
+    the ranks share device memory.
+    """
 
     collective: str
     world_size: int
@@ -47,6 +59,7 @@ class Request:
     nbytes: int = 0
     exact: bool = True
     device: str = "cpu"
+    reach: bool = False
     hosts: int = 1
     op: str = "SUM"
     force: str = "auto"
@@ -77,7 +90,9 @@ Condition = tuple[str, Callable[[Request], bool]]
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm. ``launcher`` is ``module:function``, so that this table imports nothing."""
+    """One algorithm. ``launcher`` is ``module:function``, so that this table imports nothing;
+    ``medium`` is what it runs over: "host", "device", or "staged" (a device's data on the host).
+    """
 
     name: str
     what: str
@@ -85,6 +100,7 @@ class Row:
     exact: bool
     launcher: str
     conditions: tuple[Condition, ...]
+    medium: str = "host"
 
     def rejection(self, request: Request) -> str | None:
         """Why this row does not take the request, in a sentence; None when it does."""
@@ -101,6 +117,12 @@ def _collective(*names: str) -> Condition:
 _ONE_HOST: Condition = ("all ranks on one host", lambda r: r.hosts == 1)
 _HOSTS: Condition = ("ranks on several hosts", lambda r: r.hosts > 1)
 _CPU: Condition = ("CPU tensors", lambda r: r.device == "cpu")
+_GPU: Condition = ("tensors on a GPU", lambda r: r.device != "cpu")
+_REACH: Condition = ("ranks that share device memory", lambda r: r.reach)
+_ONE_TRIP: Condition = (
+    "a message for which one trip is faster than fewer bytes, or a forced choice",
+    lambda r: r.nbytes <= one_shot_to_bytes(r.world_size) or r.force in ("sentinel", "one-shot"),
+)
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -108,11 +130,83 @@ ROWS: tuple[Row, ...] = (
         "a group of one: the tensor is its own sum",
         world_sizes="1",
         exact=True,
-        launcher="tp3.comm.collectives.identity:nothing",
+        launcher="tp3.comm.collectives.identity:{collective}",
+        conditions=(("world size 1", lambda r: r.world_size == 1),),
+    ),
+    Row(
+        "gpu-sentinel",
+        "each rank pushes its whole message; the data say themselves that they have come",
+        world_sizes="2..16",
+        exact=True,
+        launcher="tp3.comm.collectives.device:sentinel",
         conditions=(
-            ("world size 1", lambda r: r.world_size == 1),
-            _collective("all_reduce", "reduce", "broadcast"),
+            _collective("all_reduce"),
+            ("tensors on an NVIDIA GPU", lambda r: r.device == "cuda"),
+            _REACH,
+            ("float32, float16 or bfloat16", lambda r: r.dtype in FLOATS[1:]),
+            ("SUM, AVG or PREMUL_SUM", lambda r: r.op in OPS[:3]),
+            (
+                "TP3_ALLREDUCE=auto or sentinel",
+                lambda r: r.force in ("auto", "sentinel"),
+            ),
+            _ONE_TRIP,
+            (
+                "a message that fits its slots",
+                lambda r: r.world_size > 1 and r.nbytes <= sentinel_bytes(r.world_size),
+            ),
         ),
+        medium="device",
+    ),
+    Row(
+        "gpu-one-shot",
+        "each rank pushes its whole message to every peer, everybody sums all in rank order",
+        world_sizes="2..16",
+        exact=True,
+        launcher="tp3.comm.collectives.device:one_shot",
+        conditions=(
+            _collective("all_reduce"),
+            _GPU,
+            _REACH,
+            ("TP3_ALLREDUCE other than two-shot", lambda r: r.force != "two-shot"),
+            _ONE_TRIP,
+        ),
+        medium="device",
+    ),
+    Row(
+        "gpu-two-shot",
+        "each rank sums the part it owns in rank order, then pushes the sum to every peer",
+        world_sizes="2..16",
+        exact=True,
+        launcher="tp3.comm.collectives.device:two_shot",
+        conditions=(_collective("all_reduce"), _GPU, _REACH),
+        medium="device",
+    ),
+    Row(
+        "gpu-sums",
+        "one-shot with another part for each rank, or for the root alone",
+        world_sizes="2..16",
+        exact=True,
+        launcher="tp3.comm.collectives.device:{collective}",
+        conditions=(_collective("reduce", "reduce_scatter"), _GPU, _REACH),
+        medium="device",
+    ),
+    Row(
+        "gpu-exchange",
+        "bytes between pairs of ranks through rings in device memory",
+        world_sizes="2..16",
+        exact=True,
+        launcher="tp3.comm.collectives.device:{collective}",
+        conditions=(_collective(*MOVED), _GPU, _REACH),
+        medium="device",
+    ),
+    Row(
+        "gpu-through-host",
+        "copied to the host, served there, copied back; not in graphs",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.staged:{collective}",
+        conditions=(_GPU,),
+        medium="staged",
     ),
     Row(
         "one-shot",
@@ -124,7 +218,7 @@ ROWS: tuple[Row, ...] = (
             _collective("all_reduce"),
             _CPU,
             _ONE_HOST,
-            ("TP3_ALLREDUCE=auto or one-shot", lambda r: r.force in ("auto", "one-shot")),
+            ("TP3_ALLREDUCE other than two-shot", lambda r: r.force != "two-shot"),
             (
                 f"less than {TWO_SHOT_FROM_BYTES} bytes",
                 lambda r: r.nbytes < TWO_SHOT_FROM_BYTES or r.force == "one-shot",

@@ -13,15 +13,15 @@ from dataclasses import dataclass, fields
 
 from tp3.comm.layout import PAGE_BYTES
 
-ALLREDUCE_CHOICES = ("auto", "one-shot", "two-shot")
+ALLREDUCE_CHOICES = ("auto", "sentinel", "one-shot", "two-shot")
 
 
 @dataclass(frozen=True)
 class Settings:
     """Choices that all ranks of a group share.
 
-    allreduce: ``auto`` picks by size (``select``), the others force one algorithm (for tests and
-        benchmarks).
+    allreduce: ``auto`` picks by size (``select``), the others force one algorithm where it serves
+        (for tests and benchmarks).
     shm_bytes: shared memory that the slots of one group may take, in bytes, and then only if half
         of /dev/shm stays free. They are made when a message needs them; larger messages go through
         in pieces.

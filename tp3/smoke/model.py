@@ -1,7 +1,8 @@
 """A padded model on several ranks against the same model, unpadded, on one: does it say the same?
 
 Tokens must be identical. Logits must be as close to those in fp64 as rounding makes them: at most
-twice as far as the one-rank fp32 run is, which is measured in the same call.
+twice as far as the one-rank fp32 run is, which is measured in the same call. All three run on the
+same kind of device.
 """
 
 import hashlib
@@ -9,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tp3.comm.launch import launch
 from tp3.pad import Plan, padded_weights, plan
 from tp3.smoke.llama import Llama
+from tp3.smoke.rows import Row, row
+from tp3.smoke.site import Site
 from tp3.smoke.source import Folder, RandomLlama, Source
 
-Row = dict[str, Any]
 Prompts = Sequence[Sequence[int]]
 QUESTIONS = (
     "What is the capital of France? Answer in one sentence.",
@@ -45,8 +46,12 @@ def compare(
     max_new_tokens: int,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-) -> Row:
-    """A rank's greedy `tokens` per prompt, a `digest` of the prompts' logits; rank 0: `logits`."""
+) -> dict[str, Any]:
+    """A rank's greedy `tokens` per prompt, a `digest` of the prompts' logits; rank 0: `logits`.
+
+    fp32 is fp32 here: TF32 is switched off.
+    """
+    torch.set_float32_matmul_precision("highest")
     config = source.config()
     planned = plan(config, tp=world_size)
     model = Llama(
@@ -56,7 +61,7 @@ def compare(
         rank=rank,
         world_size=world_size,
         dtype=dtype,
-        device=_device(device, rank),
+        device=device,
     )
     stop = source.stop()
     runs = [model.generate(list(prompt), max_new_tokens, stop=stop) for prompt in prompts]
@@ -83,43 +88,46 @@ def run_model(
     world_size: int,
     *,
     backend: str,
-    device: str,
+    site: Site,
     folder: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Row]:
     """Rows `{"check", "detail", "value", "ok"}`: the plan, then `world_size` ranks against one."""
-    allowed = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    if device not in allowed:
-        raise ValueError(f"device must be {' or '.join(allowed)} here, got {device!r}")
     tell = progress or (lambda _: None)
     source: Source = Folder(Path(folder)) if folder else RandomLlama()
     planned = plan(source.config(), tp=world_size)
     prompts = _prompts(source, planned.shape.vocab)
     tell(f"padded model on {world_size} ranks")
-    start: Literal["fork", "spawn"] = "fork" if device == "cpu" else "spawn"
-    ranks = launch(
-        compare, world_size, source, prompts, MAX_NEW_TOKENS, device, backend=backend, start=start
-    )
-    tell("the same model, unpadded, on one rank")
-    stock = compare(0, 1, source, prompts, MAX_NEW_TOKENS, device)
-    tell("the same model in fp64")
-    exact = compare(0, 1, source, prompts, 0, device, torch.float64)
+    arguments = (source, prompts, MAX_NEW_TOKENS, site.device)
+    ranks = site.launch(compare, world_size, *arguments, backend=backend)
+    tell("the same model, unpadded, on one rank, in fp32 and fp64")
+    stock, exact = site.alone(_stock_and_exact, source, prompts, site.device)
     return [*_plan_rows(planned), *_result_rows(ranks, stock, exact)]
+
+
+def _stock_and_exact(
+    rank: int, world_size: int, source: Source, prompts: Prompts, device: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    stock = compare(rank, world_size, source, prompts, MAX_NEW_TOKENS, device)
+    exact = compare(rank, world_size, source, prompts, 0, device, torch.float64)
+    return stock, exact
 
 
 def _plan_rows(planned: Plan) -> list[Row]:
     return [
-        {
-            "check": f"plan {axis.name}",
-            "detail": f"{axis.stock} → {axis.padded}, {axis.per_rank} per rank: {axis.reason}",
-            "value": axis.padded,
-            "ok": True,
-        }
+        row(
+            f"plan {axis.name}",
+            f"{axis.stock} → {axis.padded}, {axis.per_rank} per rank: {axis.reason}",
+            axis.padded,
+            True,
+        )
         for axis in planned.axes
     ]
 
 
-def _result_rows(ranks: list[Row], stock: Row, exact: Row) -> list[Row]:
+def _result_rows(
+    ranks: list[dict[str, Any]], stock: dict[str, Any], exact: dict[str, Any]
+) -> list[Row]:
     same_tokens = all(rank["tokens"] == stock["tokens"] for rank in ranks)
     same_logits = len({rank["digest"] for rank in ranks}) == 1
     lengths = " + ".join(str(len(tokens)) for tokens in stock["tokens"])
@@ -131,17 +139,13 @@ def _result_rows(ranks: list[Row], stock: Row, exact: Row) -> list[Row]:
         f"to fp64: {error.logprob:.1e}, allowed 2 × {rounding.logprob:.1e}",
     )
     return [
-        _row("model tokens", f"{lengths} greedy tokens, TP=1's", same_tokens, same_tokens),
-        _row("model ranks", "logits bit-identical on every rank", same_logits, same_logits),
-        _row("model max |Δ logit|", limits[0], apart.logit, error.logit <= 2 * rounding.logit),
-        _row(
+        row("model tokens", f"{lengths} greedy tokens, TP=1's", same_tokens, same_tokens),
+        row("model ranks", "logits bit-identical on every rank", same_logits, same_logits),
+        row("model max |Δ logit|", limits[0], apart.logit, error.logit <= 2 * rounding.logit),
+        row(
             "model max |Δ logprob|", limits[1], apart.logprob, error.logprob <= 2 * rounding.logprob
         ),
     ]
-
-
-def _row(check: str, detail: str, value: bool | float, ok: bool) -> Row:
-    return {"check": check, "detail": detail, "value": value, "ok": ok}
 
 
 def _prompts(source: Source, vocab: int) -> Prompts:
@@ -176,7 +180,3 @@ def _logprobs(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
     wide -= wide.max(-1, keepdims=True)
     wide -= np.log(np.exp(wide).sum(-1, keepdims=True))
     return wide
-
-
-def _device(kind: str, rank: int) -> str:
-    return f"cuda:{rank % torch.cuda.device_count()}" if kind == "cuda" else kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import torch
 from torch import Tensor
 
 from tp3.comm import tensors as dense
@@ -16,7 +17,11 @@ from tp3.comm.work import Work
 def barrier(group: Group, *, sync: bool) -> Work:
     """Returns after every rank has called it."""
 
+    issued = group.device_event()
+
     def run() -> None:
+        if issued is not None:
+            issued.synchronize()
         group.open("barrier")
         group.exchange(0)
 
@@ -35,9 +40,15 @@ def send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
     args.check([tensor], "send")
     args.check_peer(group, receiver, "send to")
     group.check_open()
-    return group.channels.post(
-        Message("send", receiver, tag, dense.flat(tensor), dense.describe(tensor))
-    )
+    data = dense.flat(tensor)
+    if not isinstance(data, Tensor):
+        return group.channels.post(Message("send", receiver, tag, data, dense.describe(tensor)))
+    side = group.device_side(tensor.device)
+    work = side.send(data, receiver, tag)
+    if work is None:
+        text, copy = dense.describe(tensor), data.cpu().numpy()
+        work = group.channels.post(Message("send", receiver, tag, copy, text))
+    return work
 
 
 def recv(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
@@ -55,6 +66,17 @@ def _receive(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
     args.check([tensor], "recv", written=True)
     group.check_open()
     data = dense.flat(tensor)
+    if isinstance(data, Tensor):
+        if sender == ANY_SOURCE:
+            raise ValueError(
+                f"recv from any source needs a CPU tensor, got one on {tensor.device}; name the "
+                "sender"
+            )
+        side = group.device_side(tensor.device)
+        work = side.recv(tensor, data, sender, tag)
+        if work is not None:
+            return work
+        data = data.cpu().numpy()
     return group.channels.post(
         Message(
             "recv",
@@ -63,6 +85,12 @@ def _receive(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
             data,
             dense.describe(tensor),
             result=[tensor],
-            scatter=lambda: dense.copy_back(tensor, data),
+            scatter=lambda: _arrive(tensor, data),
         )
     )
+
+
+def _arrive(tensor: Tensor, data: dense.Array) -> None:
+    dense.copy_back(tensor, data)
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()  # the copy is this thread's

@@ -19,13 +19,13 @@ def broadcast(group: Group, tensors: Sequence[Tensor], root: int, *, sync: bool)
 
     def run() -> None:
         for tensor in tensors:
-            group.open("broadcast", tensor.dtype, tensor.shape, root=root)
+            group.open("broadcast", tensor, tensor.shape, root=root)
             data = dense.flat(tensor)
             group.launch("broadcast", tensor, data, root)
             if group.rank != root:
                 dense.copy_back(tensor, data)
 
-    return group.submit(run, tensors, sync=sync)
+    return group.submit(run, tensors, sync=sync, on=tensors)
 
 
 def all_gather(
@@ -45,7 +45,8 @@ def all_gather(
         for parts, tensor in zip(outs, inputs, strict=True):
             gather_parts(group, parts, tensor)
 
-    return group.submit(run, [t for parts in outs for t in parts], sync=sync)
+    written = [tensor for parts in outs for tensor in parts]
+    return group.submit(run, written, sync=sync, on=[*written, *inputs])
 
 
 def all_gather_tensor(
@@ -66,13 +67,13 @@ def all_gather_tensor(
 
     def run() -> None:
         for out, tensor in zip(outs, inputs, strict=True):
-            group.open("all_gather_tensor", tensor.dtype, tensor.shape)
+            group.open("all_gather_tensor", tensor, tensor.shape)
             data, target = dense.flat(tensor), dense.flat(out)
-            parts = [target[rank * data.size : (rank + 1) * data.size] for rank in group.ranks]
+            parts = [target[rank * len(data) : (rank + 1) * len(data)] for rank in group.ranks]
             group.launch("all_gather", tensor, parts, data)
             dense.copy_back(out, target)
 
-    return group.submit(run, outs, sync=sync)
+    return group.submit(run, outs, sync=sync, on=[*outs, *inputs])
 
 
 def all_to_all(
@@ -83,23 +84,23 @@ def all_to_all(
     args.check_list(group, inputs, "all_to_all")
     args.check(outs, "all_to_all", written=True)
     args.check(inputs, "all_to_all")
-    dtype = args.same_dtype([*outs, *inputs], "all_to_all")
+    args.same_dtype([*outs, *inputs], "all_to_all")
 
     def run() -> None:
         targets = [dense.flat(tensor) for tensor in outs]
         data = [dense.flat(tensor) for tensor in inputs]
-        group.open("all_to_all", dtype, sizes=[array.size for array in (*data, *targets)])
-        sizes = group.exchange(2 * group.world_size)
+        group.open("all_to_all", inputs[0], sizes=[len(part) for part in (*data, *targets)])
+        sizes = group.exchange(2 * group.world_size, inputs[0])
         for sender, row in enumerate(sizes):
             for receiver, sent in enumerate(row[: group.world_size]):
                 expected = sizes[receiver][group.world_size + sender]
                 group.agree("all_to_all", inputs[0], sender, sent, receiver, expected)
-        largest = max(size for row in sizes for size in row)
+        largest = max((size for row in sizes for size in row), default=0)
         group.launch("all_to_all", inputs[0], targets, data, largest)
         for tensor, target in zip(outs, targets, strict=True):
             dense.copy_back(tensor, target)
 
-    return group.submit(run, outs, sync=sync)
+    return group.submit(run, outs, sync=sync, on=[*outs, *inputs])
 
 
 def all_to_all_tensor(
@@ -133,14 +134,14 @@ def gather(
     tensor, parts = args.rooted(group, "gather", root, inputs, outs)
 
     def run() -> None:
-        group.open("gather", tensor.dtype, tensor.shape, root=root)
+        group.open("gather", tensor, tensor.shape, root=root)
         data = dense.flat(tensor)
         targets = None if parts is None else [dense.flat(part) for part in parts]
         group.launch("gather", tensor, targets, data, root)
         for part, target in zip(parts or (), targets or (), strict=True):
             dense.copy_back(part, target)
 
-    return group.submit(run, parts or (), sync=sync)
+    return group.submit(run, parts or (), sync=sync, on=[tensor, *(parts or ())])
 
 
 def scatter(
@@ -158,22 +159,22 @@ def scatter(
     tensor, parts = args.rooted(group, "scatter", root, outs, inputs)
 
     def run() -> None:
-        group.open("scatter", tensor.dtype, tensor.shape, root=root)
+        group.open("scatter", tensor, tensor.shape, root=root)
         target = dense.flat(tensor)
         data = None if parts is None else [dense.flat(part) for part in parts]
         group.launch("scatter", tensor, target, data, root)
         dense.copy_back(tensor, target)
 
-    return group.submit(run, outs, sync=sync)
+    return group.submit(run, outs, sync=sync, on=[tensor, *(parts or ())])
 
 
 def gather_parts(group: Group, parts: Sequence[Tensor], tensor: Tensor) -> None:
     """The run of one ``all_gather``."""
     targets = [dense.flat(part) for part in parts]
     data = dense.flat(tensor)
-    wanted = [target.size for target in targets]
-    group.open("all_gather", tensor.dtype, sizes=[data.size, *wanted])
-    sizes = group.exchange(1 + group.world_size)
+    wanted = [len(target) for target in targets]
+    group.open("all_gather", tensor, sizes=[len(data), *wanted])
+    sizes = group.exchange(1 + group.world_size, tensor)
     for rank, row in enumerate(sizes):
         for sender, expected in enumerate(row[1:]):
             group.agree("all_gather", tensor, sender, sizes[sender][0], rank, expected)

@@ -14,12 +14,14 @@ from tp3.comm.api import arguments as args
 from tp3.comm.api.moves import gather_parts
 from tp3.comm.group import Group
 from tp3.comm.reduce import reduction_of
-from tp3.comm.work import Work
+from tp3.comm.work import DONE, Work
 
 
 def all_reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, *, sync: bool) -> Work:
     """Each tensor becomes the reduction over all ranks, with the same bits on each."""
     kind, factor = args.reduce_op(op)
+    if sync and len(tensors) == 1 and group.repeat(tensors[0], kind):
+        return DONE
     if any(getattr(tensor, "is_sparse", False) for tensor in tensors):
         return _all_reduce_sparse(group, tensors, kind, sync)
     args.check(tensors, "all_reduce", written=True)
@@ -27,12 +29,12 @@ def all_reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, *, sync: b
 
     def run() -> None:
         for tensor, reduction in plans:
-            group.open("all_reduce", tensor.dtype, tensor.shape, kind)
+            group.open("all_reduce", tensor, tensor.shape, kind)
             data = dense.flat(_scaled(tensor, factor), reduction.storage)
             group.launch("all_reduce", tensor, data, reduction, op=kind)
             dense.copy_back(tensor, data)
 
-    return group.submit(run, tensors, sync=sync)
+    return group.submit(run, tensors, sync=sync, on=tensors)
 
 
 def _all_reduce_sparse(group: Group, tensors: Sequence[Tensor], kind: str, sync: bool) -> Work:
@@ -41,7 +43,9 @@ def _all_reduce_sparse(group: Group, tensors: Sequence[Tensor], kind: str, sync:
     def run() -> None:
         for tensor in tensors:
             local = tensor.detach().coalesce()
-            group.open("all_reduce", tensor.dtype, tensor.shape, "SUM sparse", sizes=[local._nnz()])
+            group.open(
+                "all_reduce", local.values(), tensor.shape, "SUM sparse", sizes=[local._nnz()]
+            )
             counts = [size for (size,) in group.exchange(1)]
             indices, values = sparse.empty_parts(local, counts)
             gather_parts(group, indices, local.indices())
@@ -61,13 +65,13 @@ def reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, root: int, *, 
 
     def run() -> None:
         for tensor, reduction in plans:
-            group.open("reduce", tensor.dtype, tensor.shape, kind, root)
+            group.open("reduce", tensor, tensor.shape, kind, root)
             data = dense.flat(_scaled(tensor, factor), reduction.storage)
             group.launch("reduce", tensor, data, reduction, root)
             if group.rank == root:
                 dense.copy_back(tensor, data)
 
-    return group.submit(run, tensors, sync=sync)
+    return group.submit(run, tensors, sync=sync, on=tensors)
 
 
 def reduce_scatter(
@@ -96,13 +100,14 @@ def reduce_scatter(
         for out, parts in zip(outs, inputs, strict=True):
             reduction = reduction_of(kind, out.dtype)
             shape = tuple(part.numel() for part in parts)
-            group.open("reduce_scatter", out.dtype, shape, kind)
+            group.open("reduce_scatter", out, shape, kind)
             data = [dense.flat(_scaled(part, factor), reduction.storage) for part in parts]
             target = dense.flat(out, reduction.storage)
             group.launch("reduce_scatter", out, target, data, reduction)
             dense.copy_back(out, target)
 
-    return group.submit(run, outs, sync=sync)
+    used = [*outs, *(part for parts in inputs for part in parts)]
+    return group.submit(run, outs, sync=sync, on=used)
 
 
 def reduce_scatter_tensor(
@@ -116,4 +121,8 @@ def reduce_scatter_tensor(
 
 
 def _scaled(tensor: Tensor, factor: float | Tensor | None) -> Tensor:
-    return tensor if factor is None else (tensor.detach() * factor).to(tensor.dtype)
+    if factor is None:
+        return tensor
+    if isinstance(factor, Tensor):
+        factor = factor.to(tensor.device)
+    return (tensor.detach() * factor).to(tensor.dtype)

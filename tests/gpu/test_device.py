@@ -1,0 +1,298 @@
+"""r4d on the GPUs at hand: graphs, streams, failures, and what is left afterwards.
+
+Three ranks share the GPUs there are; without MPS their contexts take turns of some milliseconds.
+The sums themselves are tested by `TP3_TEST_DEVICE=cuda pytest tests/ranks/test_exact.py` and its
+neighbours.
+"""
+
+import logging
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks.test_exact import expected, inputs_of
+from tp3.comm.errors import CollectiveTimeout, Disagreement, R4DError
+from tp3.comm.launch import launch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU"),
+    pytest.mark.timeout(300),
+]
+W = 3
+SIZES = [8, 1000, 4096, 131_072, 1_000_000]  # sentinel, one-shot and two-shot; two are unaligned
+SOON = 8.0
+
+
+def on_gpus(function, *args, world_size=W, **options):
+    return launch(function, world_size, *args, device="cuda", start="spawn", **options)
+
+
+def group():
+    return dist.group.WORLD.group
+
+
+class Sums:
+    """All-reduces of seeded bf16 data whose canonical sum is known."""
+
+    def __init__(self, rank):
+        self.inputs = inputs_of("cancelling", torch.bfloat16, W)
+        self.total = expected("cancelling", torch.bfloat16, W)
+        self.rank = rank
+
+    def fill(self, x, start):
+        """Put other data into x; what they will sum to."""
+        rows = slice(start, start + x.numel())
+        x.copy_(torch.from_numpy(self.inputs[self.rank][rows]))
+        return torch.from_numpy(self.total[rows]).to(torch.bfloat16)
+
+
+def graphs_and_eager_calls(rank, world_size):
+    sums = Sums(rank)
+    graphs = []
+    for index, sizes in enumerate((SIZES[:3], SIZES[3:4], SIZES[1:4])):  # odd numbers of calls
+        buffers = [torch.zeros(n, dtype=torch.bfloat16, device="cuda") for n in sizes]
+        for x in buffers:
+            dist.all_reduce(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for x in buffers:
+                dist.all_reduce(x)
+        graphs.append((graph, buffers, index))
+    bad = 0
+    for turn in range(20):
+        for graph, buffers, index in graphs:
+            wants = [sums.fill(x, turn * 100 + 7 * index + i) for i, x in enumerate(buffers)]
+            if turn % world_size == rank:
+                torch.cuda._sleep(2_000_000)  # about a millisecond late
+            graph.replay()
+            eager = torch.empty(SIZES[turn % len(SIZES)], dtype=torch.bfloat16, device="cuda")
+            want = sums.fill(eager, turn)
+            dist.all_reduce(eager)
+            bad += not torch.equal(eager.cpu(), want)
+            bad += sum(not torch.equal(x.cpu(), w) for x, w in zip(buffers, wants))
+    assert bad == 0
+    host = torch.full((SIZES[2],), 1.0, dtype=torch.bfloat16)  # as large as one on the device
+    dist.all_reduce(host)
+    assert (host == world_size).all()
+    assert not any(name.endswith("through-host") for name in group().stats())
+
+
+def test_graphs_replay_with_other_data_among_eager_calls():
+    on_gpus(graphs_and_eager_calls)
+
+
+def streams(rank, world_size):
+    sums, works, checks = Sums(rank), [], []
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    for turn in range(30):
+        x = torch.empty(SIZES[turn % len(SIZES)], dtype=torch.bfloat16, device="cuda")
+        want = sums.fill(x, turn)
+        stream = one if turn % 3 == 0 else two
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            if turn % 2:
+                works.append(dist.all_reduce(x, async_op=True))
+            else:
+                dist.all_reduce(x)
+        checks.append((x, want))
+    for work in works:
+        work.wait()
+        work.synchronize()
+        assert work.is_completed()
+        assert work.is_success()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x.cpu(), want) for x, want in checks)
+
+
+def test_streams_and_asynchronous_calls_keep_their_order():
+    on_gpus(streams)
+
+
+def an_early_receive(rank, world_size):
+    """Only the second time: a kernel that is loaded may have to wait for those that run."""
+    for early in (False, True):
+        for numel in (1000, 3_000_000):  # fits into the rings, does not
+            came = torch.empty(numel, device="cuda")
+            sent = torch.full((numel,), float(rank), device="cuda")
+            x = torch.ones(4096, device="cuda")
+            if early:
+                receiving = dist.irecv(came, (rank - 1) % world_size)
+            dist.all_reduce(x)
+            sending = dist.isend(sent, (rank + 1) % world_size)
+            if not early:
+                receiving = dist.irecv(came, (rank - 1) % world_size)
+            receiving.wait()
+            sending.wait()
+            assert (came == (rank - 1) % world_size).all()
+            assert (x == world_size).all()
+
+
+@pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
+def test_messages_overtake_collectives(loading):
+    on_gpus(an_early_receive, env={"CUDA_MODULE_LOADING": loading})
+
+
+def absent(rank, world_size):
+    x = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    group().set_timeout(timedelta(seconds=2))
+    if rank == 2:
+        time.sleep(6)
+        return ""
+    y, z = torch.ones(4096, dtype=torch.bfloat16, device="cuda"), x.clone()
+    dist.all_reduce(y)
+    torch.cuda.synchronize()
+    assert y.isnan().all()
+    with pytest.raises(CollectiveTimeout) as error:
+        dist.all_reduce(z)
+    with pytest.raises(R4DError, match="unusable"):
+        dist.all_reduce(z)
+    assert (torch.ones(8, device="cuda") * 2 == 2).all()
+    return str(error.value)
+
+
+def test_a_rank_that_does_not_come_is_named_and_the_sum_is_nan():
+    first, second, _ = on_gpus(absent)
+    for text in (first, second):
+        assert "reached its timeout of 2 s" in text
+        assert "rank(s) 2 did not arrive" in text
+
+
+def killed(rank, world_size):
+    x = torch.ones(1 << 20, device="cuda")
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    assert time.monotonic() - start < SOON
+    assert x.isnan().all()
+    with pytest.raises(R4DError, match=r"rank 1 .*died"):
+        dist.all_reduce(x)
+    assert (torch.ones(8, device="cuda") * 2 == 2).all()
+
+
+def test_a_rank_killed_while_kernels_wait_for_it():
+    on_gpus(killed, expect_dead=[1])
+    on_gpus(streams)  # the GPU is usable at once
+
+
+def rounds(rank, world_size):
+    free = []
+    for turn in range(30):
+        made = dist.new_group()
+        x = torch.ones(4096, device="cuda")
+        dist.all_reduce(x, group=made)
+        assert (x == world_size).all()
+        dist.destroy_process_group(made)
+        torch.cuda.synchronize()
+        dist.barrier()
+        if turn >= 5:
+            free.append(torch.cuda.mem_get_info()[0])
+        dist.barrier()
+    return min(free[-5:]) - max(free[:5])
+
+
+def test_groups_leave_no_device_memory_behind():
+    assert all(change > -(8 << 20) for change in on_gpus(rounds))
+
+
+def through_the_host(rank, world_size):
+    from tp3.comm import device
+
+    device._refusal = lambda host: "a test says so"
+    sums = Sums(rank)
+    for numel in SIZES:
+        x = torch.empty(numel, dtype=torch.bfloat16, device="cuda")
+        want = sums.fill(x, 3)
+        dist.all_reduce(x)
+        assert torch.equal(x.cpu(), want)
+    parts = [torch.empty(r + 1, device="cuda") for r in range(world_size)]
+    dist.all_gather(parts, torch.full((rank + 1,), float(rank), device="cuda"))
+    assert all((part == r).all() for r, part in enumerate(parts))
+    came = torch.empty(1000, device="cuda")
+    sending = dist.isend(torch.full_like(came, float(rank)), (rank + 1) % world_size)
+    dist.recv(came, (rank - 1) % world_size)
+    sending.wait()
+    assert (came == (rank - 1) % world_size).all()
+    assert all("through-host" in name for name in group().stats())
+
+
+def test_ranks_that_share_no_memory_go_through_the_host():
+    on_gpus(through_the_host)
+
+
+def a_pair_with_wrong_data(rank, world_size):
+    from tp3.comm.transport import probe
+
+    right, records = probe.pattern, []
+    if rank == 1:  # expects something else of rank 2, as if bytes had changed on the way
+        probe.pattern = lambda sender, receiver: (
+            right(sender, receiver) ^ (sender == 2 and receiver == 1)
+        )
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("tp3.comm.device").addHandler(handler)
+    x = torch.ones(4096, device="cuda")
+    dist.all_reduce(x)
+    assert (x == world_size).all()
+    (record,) = records
+    return record.getMessage()
+
+
+def test_the_self_test_names_a_pair_and_all_ranks_fall_back():
+    for text in on_gpus(a_pair_with_wrong_data):
+        assert "data that rank 2 stores at rank 1 arrive wrong" in text
+
+
+def differing_calls(rank, world_size):
+    x = torch.ones(4096 if rank else 8192, device="cuda")
+    with pytest.raises(Disagreement, match=r"float32\[8192\].*float32\[4096\]|4096.*8192"):
+        dist.all_reduce(x)
+
+
+def test_detail_compares_calls():
+    on_gpus(differing_calls, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def sizes_that_differ(rank, world_size):
+    x = torch.ones(1000 + rank, device="cuda")
+    dist.all_reduce(torch.ones(8, device="cuda"))
+    group().set_timeout(timedelta(seconds=5))
+    dist.broadcast(x, 0)
+    torch.cuda.synchronize()
+    for _ in range(100):
+        try:
+            dist.all_reduce(torch.ones(8, device="cuda"))
+        except R4DError as error:
+            return str(error)
+        time.sleep(0.1)
+    return "no error"
+
+
+def test_messages_of_other_sizes_are_refused_not_read():
+    texts = on_gpus(sizes_that_differ)
+    assert any("rank 0 sends 4000 bytes" in text and "expects 40" in text for text in texts)
+
+
+def in_expandable_segments(rank, world_size):
+    x = torch.ones(1 << 20, device="cuda")
+    dist.all_reduce(x)
+    assert (x == world_size).all()
+    assert not any("through-host" in name for name in group().stats())
+
+
+def test_expandable_segments_do_not_matter():
+    conf = "expandable_segments:True"
+    on_gpus(in_expandable_segments, env={"PYTORCH_CUDA_ALLOC_CONF": conf})

@@ -1,0 +1,199 @@
+"""The device half of a group: connected at its first device call, closed with the group.
+
+Ranks that cannot share device memory go through the host instead, all of them, and say why once in
+the log: a group works wherever its processes run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tp3.comm.collectives import device as moves
+from tp3.comm.device_queue import DeviceQueue
+from tp3.comm.errors import R4DError
+from tp3.comm.layout import MAX_DEVICE_RANKS
+from tp3.comm.reduce import Reduction
+from tp3.comm.rows import Chosen
+from tp3.comm.tensors import copy_back
+from tp3.comm.transport.bootstrap import Meeting
+from tp3.comm.transport.device import DeviceTransport
+from tp3.comm.transport.device_kernels import Plan
+from tp3.comm.transport.host import HostTransport
+from tp3.comm.transport.probe import probe
+from tp3.comm.transport.span import SpanTransport
+from tp3.comm.work import Work
+
+logger = logging.getLogger(__name__)
+_CLOSING_SECONDS = 30.0
+_POLL_SECONDS = 2e-3
+_MOST_KNOWN = 1024
+
+
+class DeviceSide:
+    """One rank's part of a group on one device.
+
+    ``problem``: why the ranks do not share device memory; None while they do, or before they tried.
+    """
+
+    def __init__(
+        self, meeting: Meeting, host: HostTransport | SpanTransport, device: torch.device
+    ) -> None:
+        self.device = device
+        self.kind = "hip" if torch.version.hip else "cuda"
+        self.problem = _refusal(host)
+        self.transport: DeviceTransport | None = None
+        self.queue = DeviceQueue(device, self.check)
+        self.known: dict[tuple[torch.dtype, int, str], tuple[Plan, str]] = {}
+        self._meeting = meeting
+        self._host = host
+        self._connected = False
+        self._connecting = threading.Lock()
+
+    def check(self) -> None:
+        """Raise what has gone wrong. Errors: R4DError."""
+        if self.transport is not None:
+            self.transport.check()
+
+    def reachable(self) -> bool:
+        """Whether all ranks share device memory; the first call, which all make, finds out."""
+        if self._connected or self.problem is not None:
+            return self.problem is None
+        with self._connecting:
+            if not self._connected and self.problem is None:
+                self._try(lambda: self._meeting.vote("device/ready", self._connect_all))
+                self._connected = self.problem is None
+        return self.problem is None
+
+    def remember(self, chosen: Chosen, tensor: Tensor, reduction: Reduction) -> None:
+        """Keep what the row has settled for all-reduces like this one (``Group.repeat``)."""
+        if len(self.known) >= _MOST_KNOWN:
+            self.known.clear()
+        assert self.transport is not None
+        algorithm = chosen.row.name.removeprefix("gpu-")
+        plan = moves.repeatable(self.transport, algorithm, tensor, reduction)
+        if plan is not None:
+            self.known[tensor.dtype, tensor.numel(), reduction.op] = plan, chosen.label
+
+    def send(self, data: Tensor, receiver: int, tag: int) -> Work | None:
+        """Send on the stream of that peer and direction; None: they share no memory."""
+        transport = self._beside(receiver)
+        if transport is None:
+            return None
+        lane = "send", receiver
+        return self.queue.message(lambda: moves.send(transport, data, receiver, tag), (), lane)
+
+    def recv(self, tensor: Tensor, data: Tensor, sender: int, tag: int) -> Work | None:
+        """Receive ``data``, flat, and bring it into ``tensor``; None: they share no memory."""
+        transport = self._beside(sender)
+        if transport is None:
+            return None
+
+        def call() -> None:
+            moves.recv(transport, data, sender, tag)
+            copy_back(tensor, data)
+
+        return self.queue.message(call, [tensor], ("recv", sender))
+
+    def _beside(self, peer: int) -> DeviceTransport | None:
+        with self._connecting:
+            if self.problem is None:
+                self._try(lambda: self._connect([peer]))
+        return self.transport if self.problem is None else None
+
+    def abort(self, reason: R4DError) -> None:
+        """End kernels that wait."""
+        if self.transport is not None:
+            self.transport.abort(reason)
+
+    def close(self, timeout: float) -> None:
+        """Let kernels end, meet the peers, unmap, meet them again, free.
+
+        What a peer may still use is not freed: a peer that does not come within the timeout, or a
+        group that has failed, leaves this rank's memory allocated until the process ends.
+        """
+        transport, self.transport = self.transport, None
+        if transport is None:
+            return
+        failed = self._host.failure is not None
+        if failed:
+            transport.abort(R4DError(str(self._host.failure)))
+        self.queue.drain()
+        peers = transport.connected
+        met = not failed and self._meet("drained", peers, timeout)
+        transport.close(free=False)
+        if met and self._meet("unmapped", peers, timeout):
+            transport.close(free=True)
+
+    def leave(self) -> None:
+        """The process ends: tell the peers not to wait; its memory goes with it."""
+        if self.transport is not None:
+            self.transport.stop()
+            for stage in ("drained", "unmapped"):
+                with suppress(RuntimeError):  # the store went first
+                    self._meeting.store.set(f"device/{stage}/{self._meeting.rank}", "")
+
+    def _try(self, step: Callable[[], Any]) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError(
+                "r4d: the first call of a group on a device connects its ranks and cannot be "
+                "captured in a graph; make one call before"
+            )
+        try:
+            step()
+        except R4DError as error:
+            self.problem = str(error).removeprefix("r4d: ")
+            logger.warning(
+                "r4d: tensors on %s travel through host memory, which is slow and cannot be "
+                "captured in graphs: %s",
+                self.device,
+                self.problem,
+            )
+
+    def _connect_all(self) -> None:
+        peers = [rank for rank in range(self._meeting.world_size) if rank != self._meeting.rank]
+        self._connect(peers)
+        assert self.transport is not None
+        self.transport.agree_on_blocks()
+
+    def _connect(self, ranks: Sequence[int]) -> None:
+        if self.transport is None:
+            assert isinstance(self._host, HostTransport)
+            self.transport = DeviceTransport(self._meeting, self._host, self.device)
+        transport = self.transport
+        transport.connect(ranks, lambda new: probe(transport, new))
+
+    def _meet(self, stage: str, peers: Sequence[int], timeout: float) -> bool:
+        """Whether ``peers`` came to this stage of closing within the timeout."""
+        store, missing = self._meeting.store, list(peers)
+        deadline = time.monotonic() + min(timeout, _CLOSING_SECONDS)
+        try:
+            store.set(f"device/{stage}/{self._meeting.rank}", "")
+            while True:
+                missing = [r for r in missing if not store.check([f"device/{stage}/{r}"])]
+                if not missing:
+                    return True
+                if time.monotonic() > deadline or self._lost(missing):
+                    return False
+                time.sleep(_POLL_SECONDS)
+        except RuntimeError:  # the store went first
+            return False
+
+    def _lost(self, peers: Sequence[int]) -> bool:
+        assert isinstance(self._host, HostTransport)
+        return self._host.problem(peers, "closing") is not None
+
+
+def _refusal(host: HostTransport | SpanTransport) -> str | None:
+    if host.hosts > 1:
+        return "the group spans several hosts"
+    if not 2 <= host.world_size <= MAX_DEVICE_RANKS:
+        return f"kernels serve 2..{MAX_DEVICE_RANKS} ranks and the group has {host.world_size}"
+    return None

@@ -1,0 +1,235 @@
+"""Device memory that the ranks of a group share, and the kernels that run over it.
+
+Connected when the first device call says which device; ranks that cannot share memory find out
+together. A kernel that waited in vain leaves its reason in a page of pinned memory, which the host
+reads at the next call; a thread watches the peers meanwhile, and tells the kernels through the same
+page when one has died or failed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tp3.comm.errors import CollectiveTimeout, Disagreement, R4DError
+from tp3.comm.layout import DeviceLayout, peers
+from tp3.comm.transport.bootstrap import Meeting
+from tp3.comm.transport.device_memory import DeviceMemory
+from tp3.comm.transport.host import HostTransport
+from tp3.kernels.launch import Kept
+
+_LOOK_SECONDS = 0.25
+_PAGE_WORDS = 1024
+_ABORT, _CODE, _KIND, _SEQUENCE, _LATE, _SIZES = 0, 1, 2, 3, 8, 24  # words of the page
+_MISMATCH = 2
+_KINDS = {1: "one-shot", 2: "two-shot", 3: "sentinel", 4: "exchange"}
+_REGISTERS = 64 << 10  # of a multiprocessor
+_TABLES = 64
+_PROBE_SECONDS = 60.0
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", id)
+
+
+class DeviceTransport:
+    """One rank's view of the group's device memory. Calls come from one thread at a time."""
+
+    def __init__(self, meeting: Meeting, host: HostTransport, device: torch.device) -> None:
+        self.rank, self.world_size = meeting.rank, meeting.world_size
+        self.peers = peers(self.rank, self.world_size)
+        self.device = device
+        self.layout = DeviceLayout(self.world_size)
+        self.target = _target(device)
+        self._share = 0.0
+        self._host = host
+        self._reason: R4DError | None = None
+        self._longest_wait = math.inf
+        self._kept: dict[Any, Kept] = {}
+        self._page = torch.zeros(_PAGE_WORDS, dtype=torch.int32, pin_memory=True)
+        self._page_address = self._page.data_ptr()
+        self._words = self._page.numpy()
+        self._tables = Tables()
+        self._memory = DeviceMemory(meeting, self.layout, device)
+        self._stop = threading.Event()
+        self._watcher = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._stop), name="r4d-watch", daemon=True
+        )
+        self._watcher.start()
+
+    def connect(self, ranks: Iterable[int], probe: Callable[[Sequence[int]], Any]) -> None:
+        """Make the memory of ``ranks`` reachable, alike on both ends of each pair.
+
+        probe: sends a pattern to each of the ranks given and returns, by rank, what is wrong with
+        what came ("": nothing). Errors: R4DError with the reason of either end.
+        """
+        memory = self._memory
+        new = [rank for rank in ranks if rank not in memory.connected]
+        memory.read_offers(new)
+        if not new:
+            return
+        memory.answer("mapped", new, memory.connect)
+        self._longest_wait = _PROBE_SECONDS
+        found: Mapping[int, str] = probe(new)
+        self._longest_wait = math.inf
+        memory.answer("probed", new, lambda rank: found[rank])
+
+    @property
+    def connected(self) -> list[int]:
+        """Peers whose memory is mapped here."""
+        return sorted(self._memory.connected)
+
+    def agree_on_blocks(self) -> None:
+        """Settle how many blocks a launch may have, so that those of all ranks on a GPU fit on it.
+
+        To be called once all peers are connected. Errors: R4DError, on all ranks.
+        """
+        offers = [self._memory.offers[rank] for rank in range(self.world_size)]
+        sharing = Counter(offer.gpu for offer in offers)
+        # Ranks that share a GPU leave half of it to whatever else they launch.
+        self._share = min(
+            o.multiprocessors / (1 if sharing[o.gpu] == 1 else 2 * sharing[o.gpu]) for o in offers
+        )
+        if self.room(256, 128) < 2 * self.world_size:
+            raise R4DError(
+                f"r4d: {max(sharing.values())} ranks share a GPU, too many for their kernels to "
+                "run at once; use more GPUs or fewer ranks"
+            )
+
+    def room(self, threads: int, registers: int) -> int:
+        """How many blocks of so many threads with so many registers each a launch may have."""
+        return int(self._share * (_REGISTERS // (threads * registers)))
+
+    def kernel(self, key: Any, make: Callable[[], Kept]) -> Kept:
+        """The kernel made for ``key``; loading it is allowed while a graph is captured."""
+        kept = self._kept.get(key)
+        if kept is None:
+            with self._memory.runtime.relaxed():
+                kept = self._kept[key] = make()
+        return kept
+
+    def start(self, kept: Kept, grid: tuple[int, int], *args: int) -> None:
+        """Start a kernel on the current stream; its first argument, the flags, and its last two,
+        time limit and page, are added here.
+        """
+        stream = _current_stream(self.device.index)
+        limit = int(min(self._host.timeout, self._longest_wait) * 1e9)
+        kept(grid, (self._memory.flags, *args, limit, self._page_address), stream)
+
+    def start_with_table(
+        self, kept: Kept, grid: tuple[int, int], rows: Sequence[int], place: int, *args: int
+    ) -> None:
+        """``start`` with the address of ``rows`` (int64) as argument ``place``; the table stays as
+        it is until the kernel has ended, or for ever if it is captured.
+        """
+        with self._memory.runtime.relaxed():
+            address = self._tables.put(rows)
+        self.start(kept, grid, *args[:place], address, *args[place:])
+        self._tables.read()
+
+    def check(self) -> None:
+        """Raise what has gone wrong since the last call. Errors: R4DError, and ever after."""
+        if self._words[_CODE] or self._reason is not None or self._host.failure is not None:
+            self._raise()
+
+    def abort(self, reason: R4DError) -> None:
+        """End kernels that wait, and every later one; their outputs are all ones."""
+        if self._reason is None:
+            self._reason = reason
+        self._words[_ABORT] = 1
+
+    def wrong(self) -> str:
+        """What a kernel has reported, without making the group unusable; "" for nothing."""
+        return str(self._error()).removeprefix("r4d: ") if self._words[_CODE] else ""
+
+    def stop(self) -> None:
+        """Watch the peers no longer."""
+        self._stop.set()
+        if self._watcher is not threading.current_thread():
+            self._watcher.join(4 * _LOOK_SECONDS)
+
+    def close(self, *, free: bool) -> None:
+        """Unmap, and with ``free`` let the own memory go. No kernel may run. Idempotent."""
+        self.stop()
+        self._memory.close(free=free)
+
+    def look(self) -> None:
+        """What the watching thread does."""
+        failure = self._host.failure
+        problem = R4DError(failure) if failure else self._host.problem(self.peers, "device calls")
+        if problem is not None:
+            self.abort(problem)
+
+    def _raise(self) -> None:
+        self._words[_ABORT] = 1
+        if self._host.failure is not None:
+            raise R4DError(f"r4d: the group is unusable since {self._host.failure}")
+        raise self._host.fail(self._reason or self._error())
+
+    def _error(self) -> R4DError:
+        words = self._words
+        kind, sequence = _KINDS[int(words[_KIND])], int(words[_SEQUENCE]) & 0xFFFFFFFF
+        late = [rank for rank in range(self.world_size) if words[_LATE + rank]]
+        names = ", ".join(map(str, late))
+        if words[_CODE] == _MISMATCH:
+            sent, expected, tag, wanted = (int(n) for n in words[_SIZES : _SIZES + 8].view("int64"))
+            return Disagreement(
+                f"r4d: rank {names} sends {sent} bytes (tag {tag}) to rank {self.rank}, which "
+                f"expects {expected} bytes (tag {wanted}) (device {kind}, sequence {sequence})"
+            )
+        limit = min(self._host.timeout, self._longest_wait)
+        return CollectiveTimeout(
+            f"r4d: device {kind} (sequence {sequence}) reached its timeout of {limit:g} s on rank "
+            f"{self.rank}: rank(s) {names} did not arrive"
+        )
+
+
+class Tables:
+    """Small pinned tables of int64, in turn; one is written again only after its reader ended."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._ring: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._captured: list[Tensor] = []
+
+    def put(self, rows: Sequence[int]) -> int:
+        """The address of ``rows`` for a kernel that is started next on the current stream."""
+        if torch.cuda.is_current_stream_capturing():
+            table = torch.tensor(rows, dtype=torch.int64).pin_memory()
+            self._captured.append(table)
+            return table.data_ptr()
+        if len(self._ring) < _TABLES:
+            table = torch.empty(64, dtype=torch.int64, pin_memory=True)
+            self._ring.append((table, torch.cuda.Event()))
+        else:
+            table, event = self._ring[self._turn]
+            event.synchronize()
+        table[: len(rows)] = torch.tensor(rows, dtype=torch.int64)
+        return table.data_ptr()
+
+    def read(self) -> None:
+        """To be called once the kernel has been started."""
+        if not torch.cuda.is_current_stream_capturing():
+            self._ring[self._turn][1].record()
+            self._turn = (self._turn + 1) % _TABLES
+
+
+def _target(device: torch.device) -> str:
+    """Which instructions ``kernels.primitives`` is to use."""
+    if not torch.version.hip:
+        return "cuda"
+    name = str(torch.cuda.get_device_properties(device).gcnArchName)
+    return "gfx12" if name.startswith("gfx12") else "gfx9"
+
+
+def _watch(ref: weakref.ref[DeviceTransport], stop: threading.Event) -> None:
+    while not stop.wait(_LOOK_SECONDS):
+        transport = ref()
+        if transport is None:
+            return
+        transport.look()
+        del transport

@@ -1,0 +1,3 @@
+"""Triton kernels: device primitives, one kernel per file, references beside. They import torch and
+triton only.
+"""
