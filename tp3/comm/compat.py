@@ -52,7 +52,7 @@ def _open_all_gather_out() -> None:
         _resolve_process_group,
     )
 
-    @torch.library.impl("_c10d_functional::all_gather_into_tensor_out", "CPU")
+    @torch.library.impl("_c10d_functional::all_gather_into_tensor_out", ("CPU", "CUDA"))
     def all_gather_into_tensor_out(
         input: Tensor, group_size: int, group_name: Any, *, out: Tensor
     ) -> Tensor:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +39,8 @@ _MOST_KNOWN = 1024
 class DeviceSide:
     """One rank's part of a group on one device.
 
-    ``problem``: why the ranks do not share device memory; None while they do, or before they tried.
+    ``problem``: why collectives do not run on the device; None while they do, or before they tried.
+    Messages ask for no more than their own two ranks.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class DeviceSide:
         self._meeting = meeting
         self._host = host
         self._connected = False
+        self._no_pairs = self.problem is not None
+        self._apart: set[int] = set()  # peers that share no memory with this rank
         self._connecting = threading.Lock()
 
     def check(self) -> None:
@@ -68,8 +70,12 @@ class DeviceSide:
             return self.problem is None
         with self._connecting:
             if not self._connected and self.problem is None:
-                self._try(lambda: self._meeting.vote("device/ready", self._connect_all))
-                self._connected = self.problem is None
+                _refuse_capture()
+                try:
+                    self._meeting.vote("device/ready", self._connect_all)
+                    self._connected = True
+                except R4DError as error:
+                    self.problem = self._through_host("tensors", error)
         return self.problem is None
 
     def remember(self, chosen: Chosen, tensor: Tensor, reduction: Reduction) -> None:
@@ -103,10 +109,19 @@ class DeviceSide:
         return self.queue.message(call, [tensor], ("recv", sender))
 
     def _beside(self, peer: int) -> DeviceTransport | None:
+        if self._no_pairs or peer in self._apart:
+            return None
         with self._connecting:
-            if self.problem is None:
-                self._try(lambda: self._connect([peer]))
-        return self.transport if self.problem is None else None
+            transport = self.transport
+            if transport is None or peer not in transport.connected:
+                _refuse_capture()
+                try:
+                    self._connect([peer])
+                except R4DError as error:
+                    self._apart.add(peer)
+                    self._through_host(f"messages with rank {peer}", error)
+                    return None
+        return self.transport
 
     def abort(self, reason: R4DError) -> None:
         """End kernels that wait."""
@@ -140,22 +155,17 @@ class DeviceSide:
                 with suppress(RuntimeError):  # the store went first
                     self._meeting.store.set(f"device/{stage}/{self._meeting.rank}", "")
 
-    def _try(self, step: Callable[[], Any]) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            raise ValueError(
-                "r4d: the first call of a group on a device connects its ranks and cannot be "
-                "captured in a graph; make one call before"
-            )
-        try:
-            step()
-        except R4DError as error:
-            self.problem = str(error).removeprefix("r4d: ")
-            logger.warning(
-                "r4d: tensors on %s travel through host memory, which is slow and cannot be "
-                "captured in graphs: %s",
-                self.device,
-                self.problem,
-            )
+    def _through_host(self, what: str, error: R4DError) -> str:
+        """Say once in the log what does not stay on the device; the reason."""
+        reason = str(error).removeprefix("r4d: ")
+        logger.warning(
+            "r4d: %s on %s travel through host memory, which is slow and cannot be captured in "
+            "graphs: %s",
+            what,
+            self.device,
+            reason,
+        )
+        return reason
 
     def _connect_all(self) -> None:
         peers = [rank for rank in range(self._meeting.world_size) if rank != self._meeting.rank]
@@ -189,6 +199,14 @@ class DeviceSide:
     def _lost(self, peers: Sequence[int]) -> bool:
         assert isinstance(self._host, HostTransport)
         return self._host.problem(peers, "closing") is not None
+
+
+def _refuse_capture() -> None:
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            "r4d: the first call of a group on a device connects its ranks and cannot be captured "
+            "in a graph; make one call before"
+        )
 
 
 def _refusal(host: HostTransport | SpanTransport) -> str | None:

@@ -102,10 +102,9 @@ def exchange_kernel(
     used = tl.minimum(chunks, limit)
     alive = (tl.load(words_at(flags, STICKY)) == 0).to(tl.int32)
     if channel < used:
-        my = (
-            channel_set * WORLD + peer
-        ) * CHANNELS + channel  # this channel's word, seen from here
-        its = (channel_set * WORLD + rank) * CHANNELS + channel  # and from the peer
+        # The index of this channel's words, here and at the peer.
+        my = (channel_set * WORLD + peer) * CHANNELS + channel
+        its = (channel_set * WORLD + rank) * CHANNELS + channel
         turns = tl.cdiv(chunks - channel, used).to(tl.int32)
         if peer == rank:
             target = targets + rank * target_stride
