@@ -7,21 +7,26 @@ not be longer than its rings. Tiles are small, so that a few KiB make several bl
 
 import ctypes
 import mmap
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-from tp3.comm.launch import launch
-from tp3.comm.layout import MAX_BLOCKS, DeviceLayout
+from tp3.comm.launch import RankFailure, launch
+from tp3.comm.layout import DeviceLayout
 from tp3.kernels.launch import INTERPRETED, Kept
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 10.0  # by the interpreter's clock, which counts turns: about a minute
+TURN_SECONDS = 1e-3
+MEETING_SECONDS = 60.0
 TILE_BYTES = 1 << 10
 KERNELS = ["sentinel", "one-shot", "two-shot", "reduce-scatter"]
-INTERPRET = {"TRITON_INTERPRET": "1"}
 
 
 def layout_of(world_size: int) -> DeviceLayout:
@@ -30,34 +35,22 @@ def layout_of(world_size: int) -> DeviceLayout:
 
 
 def device_kernels() -> Any:
-    """The module of the launchers, with small blocks."""
+    """The module of the launchers, with small blocks whose waits leave the core to others."""
     from tp3.comm.transport import device_kernels as module
+    from tp3.kernels import primitives, sentinel
 
     module.shape_of = lambda algorithm, op, world_size: module.Shape(TILE_BYTES, warps=1)
-    module.sentinel = _all_reduce("sentinel")
-    module.one_shot = _one_shot
-    module.two_shot = _all_reduce("two-shot")
+    if not hasattr(primitives, "spins"):
+        primitives.spins = primitives.must_stop
+        primitives.must_stop = sentinel.must_stop = _must_stop
     return module
 
 
-def _all_reduce(algorithm: str) -> Callable[..., None]:
-    def run(transport: Any, x: Any, out: Any, op: str) -> None:
-        from tp3.comm.transport.device_kernels import all_reduce_plan
+def _must_stop(*args: Any) -> Any:
+    from tp3.kernels import primitives
 
-        nbytes = x.numel() * x.element_size()
-        all_reduce_plan(transport, algorithm, x.dtype, nbytes, op).start(x, out)
-
-    return run
-
-
-def _one_shot(transport: Any, x: Any, out: Any, op: str, part_bytes: int = 0) -> None:
-    from tp3.comm.transport.device_kernels import reduce_scatter_plan
-
-    if not part_bytes:
-        _all_reduce("one-shot")(transport, x, out, op)
-        return
-    nbytes = out.numel() * out.element_size()
-    reduce_scatter_plan(transport, out.dtype, nbytes, part_bytes, op).start(x, out)
+    time.sleep(TURN_SECONDS)
+    return primitives.spins(*args)
 
 
 def start_sum(transport: Any, kernel: str, x: Any, out: Any, op: str = "SUM") -> None:
@@ -110,6 +103,10 @@ class Interpreted:
         """This rank's flags as 32-bit words."""
         return np.frombuffer(self.memories[self.rank][0], np.int32)
 
+    def next_tag(self) -> int:
+        self._tag = getattr(self, "_tag", 0) + 1
+        return self._tag
+
     def room(self, threads: int, registers: int) -> int:
         """How many blocks a launch may have, alike on all ranks."""
         return self.max_blocks
@@ -144,20 +141,42 @@ def create(folder: Path, layout: DeviceLayout, start: int = 0) -> None:
         (folder / f"data{rank}").write_bytes(data)
 
 
-def run_ranks(
-    function: Callable[..., Any], layout: DeviceLayout, folder: Path, *args: Any, start: int = 0
-) -> list[Any]:
-    """``function(rank, world_size, layout, folder, *args)`` on every rank, over fresh memory."""
-    create(folder, layout, start)
-    return launch(
-        function, layout.world_size, layout, folder, *args,
-        start="spawn", init=False, env=INTERPRET,
-    )  # fmt: skip
+class Interpreter:
+    """A process that interprets kernels, and forks one for each rank of a test: importing torch
+    costs more than most tests here.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+        with patch.dict(os.environ, TRITON_INTERPRET="1"):
+            self._pool.submit(_import)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def ranks(
+        self, function: Callable[..., Any], layout: DeviceLayout, folder: Path, *args: Any,
+        start: int = 0,
+    ) -> list[Any]:  # fmt: skip
+        """``function(rank, world_size, layout, folder, *args)`` on every rank, on fresh memory."""
+        create(folder, layout, start)
+        forked = self._pool.submit(_forked, function, layout.world_size, layout, folder, *args)
+        return forked.result()
+
+    def alone(self, function: Callable[..., Any], *args: Any) -> Any:
+        """``function(*args)`` in one process."""
+        return self._pool.submit(_forked, _alone, 1, function, args).result()[0]
 
 
-def run_alone(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)`` in one process that interprets kernels."""
-    return launch(_alone, 1, function, args, start="spawn", init=False, env=INTERPRET)[0]
+def _import() -> None:
+    device_kernels()
+
+
+def _forked(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+    try:
+        return launch(function, world_size, *args, init=False, timeout=80.0)
+    except RankFailure as failure:  # cannot be pickled
+        raise AssertionError(str(failure)) from None
 
 
 def _alone(rank: int, world_size: int, function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -173,10 +192,7 @@ def late(chance: Any, most_seconds: float = 0.03) -> None:
 def meet(folder: Path, rank: int, world_size: int, name: str) -> None:
     """A barrier of ranks that does not use what is under test."""
     (folder / f"{name}-{rank}").touch()
-    deadline = time.monotonic() + LIMIT_SECONDS
+    deadline = time.monotonic() + MEETING_SECONDS
     while not all((folder / f"{name}-{r}").exists() for r in range(world_size)):
         assert time.monotonic() < deadline, f"rank {rank} waits alone at {name}"
         time.sleep(1e-3)
-
-
-__all__ = ["MAX_BLOCKS", "Interpreted", "create", "device_kernels", "layout_of", "run_ranks"]

@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.kernels.interpreted import run_alone
 from tests.kernels.sums import held
 from tp3.kernels.arithmetic import narrowed, widened
 
@@ -75,8 +74,8 @@ def every_widening():
     return checked
 
 
-def test_rounding_is_to_nearest_even_and_widening_exact():
-    assert run_alone(every_rounding) == 2 * (len(LOW_HALVES) + 1) * TILE
+def test_rounding_is_to_nearest_even_and_widening_exact(interpreter):
+    assert interpreter.alone(every_rounding) == 2 * (len(LOW_HALVES) + 1) * TILE
 
 
 def test_truncation_is_seen():

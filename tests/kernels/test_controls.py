@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tests.kernels.alone import ACKNOWLEDGED, ARRIVED, CHUNK, Alone, bytes_of
-from tests.kernels.interpreted import TILE_BYTES, device_kernels, run_alone, start_sum
+from tests.kernels.interpreted import TILE_BYTES, device_kernels, start_sum
 from tests.kernels.sums import held, inputs, reduced
 from tests.kernels.test_protocol import pattern
 
@@ -222,6 +222,6 @@ def all_controls(folder):
     }
 
 
-def test_each_guard_is_needed(tmp_path):
-    got = run_alone(all_controls, tmp_path)
+def test_each_guard_is_needed(interpreter, tmp_path):
+    got = interpreter.alone(all_controls, tmp_path)
     assert got == {control.__name__: outcome for control, outcome in OUTCOMES.items()}

@@ -5,7 +5,7 @@ alignment, uneven and empty messages, more chunks than channels, counts that wra
 import numpy as np
 import torch
 
-from tests.kernels.interpreted import Interpreted, late, layout_of, run_ranks
+from tests.kernels.interpreted import Interpreted, late, layout_of
 from tests.kernels.sums import Guarded
 from tests.kernels.test_protocol import pattern
 
@@ -99,6 +99,8 @@ def everything_that_moves(rank, world_size, layout, folder):
     return sorted(kinds)
 
 
-def test_everything_that_moves_at_every_alignment(tmp_path):
+def test_everything_that_moves_at_every_alignment(interpreter, tmp_path):
     kinds = [("exchange", table, vector) for table in (0, 1) for vector in sorted(ALIGNMENTS)]
-    assert run_ranks(everything_that_moves, layout_of(3), tmp_path, start=START) == [kinds] * 3
+    assert (
+        interpreter.ranks(everything_that_moves, layout_of(3), tmp_path, start=START) == [kinds] * 3
+    )

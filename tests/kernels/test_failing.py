@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import torch
 
+from tests.kernels import interpreted
 from tests.kernels.alone import Alone
 from tests.kernels.interpreted import (
     TILE_BYTES,
@@ -14,8 +15,6 @@ from tests.kernels.interpreted import (
     create,
     layout_of,
     meet,
-    run_alone,
-    run_ranks,
     start_sum,
 )
 from tests.kernels.sums import Guarded
@@ -52,6 +51,7 @@ def lost(tensor):
 
 def without_rank_two(rank, world_size, layout, folder):
     """What the two that came found, by kernel; each has memory of its own."""
+    interpreted.TURN_SECONDS = 0.02  # neither may find the other late, however busy the machine is
     return {kernel: _without(rank, layout, folder / kernel, kernel) for kernel in KINDS}
 
 
@@ -79,8 +79,8 @@ def _without(rank, layout, folder, kernel):
     return lost(first), lost(second), untouched, sticky, page[CODE : SEQUENCE + 1], page[LATE:]
 
 
-def test_a_rank_that_never_comes(tmp_path):
-    *came, absent = run_ranks(without_rank_two, layout_of(3), tmp_path)
+def test_a_rank_that_never_comes(interpreter, tmp_path):
+    *came, absent = interpreter.ranks(without_rank_two, layout_of(3), tmp_path)
     assert absent == dict.fromkeys(KINDS)
     for outcomes in came:
         for kernel, (*facts, report, late) in outcomes.items():
@@ -103,8 +103,8 @@ def aborted(folder):
     return outcomes
 
 
-def test_the_host_can_end_a_wait(tmp_path):
-    assert run_alone(aborted, tmp_path) == dict.fromkeys(KINDS, (TIMED_OUT, True))
+def test_the_host_can_end_a_wait(interpreter, tmp_path):
+    assert interpreter.alone(aborted, tmp_path) == dict.fromkeys(KINDS, (TIMED_OUT, True))
 
 
 def another_block_fails(folder):
@@ -129,8 +129,8 @@ def another_block_fails(folder):
     return outcomes
 
 
-def test_the_first_report_stays(tmp_path):
-    assert run_alone(another_block_fails, tmp_path) == dict.fromkeys(KINDS, (True, True))
+def test_the_first_report_stays(interpreter, tmp_path):
+    assert interpreter.alone(another_block_fails, tmp_path) == dict.fromkeys(KINDS, (True, True))
 
 
 def disagreeing(folder, sent, expected, channels):
@@ -171,8 +171,8 @@ def all_disagreements(folder):
     return {name: disagreeing(folder / name, *case) for name, case in DISAGREEMENTS.items()}
 
 
-def test_a_message_of_another_size_or_tag(tmp_path):
-    for name, (report, late, sizes) in run_alone(all_disagreements, tmp_path).items():
+def test_a_message_of_another_size_or_tag(interpreter, tmp_path):
+    for name, (report, late, sizes) in interpreter.alone(all_disagreements, tmp_path).items():
         sent, expected, _ = DISAGREEMENTS[name]
         assert report == [MISMATCH, KINDS["exchange"], 1], name
         assert late == [1, 0], name

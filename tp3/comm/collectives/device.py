@@ -77,7 +77,7 @@ def all_gather(transport: DeviceTransport, outs: Sequence[Tensor], data: Tensor)
     """``outs[r]`` becomes the ``data`` of rank r; sizes may differ from rank to rank."""
     stride = _stride(outs)
     if stride is None:
-        kernels.exchange_table(transport, [_place(data)] * len(outs), [_place(t) for t in outs])
+        _table(transport, [_place(data)] * len(outs), [_place(part) for part in outs])
         return
     source, target = kernels.Strided(data.data_ptr()), kernels.Strided(outs[0].data_ptr(), stride)
     _exchange(transport, source, target, data.numel(), (0, 2 * transport.world_size))
@@ -94,7 +94,7 @@ def gather(
         return
     sends = list(nothing)
     sends[root] = _place(data)
-    kernels.exchange_table(transport, sends, [_place(part) for part in outs])
+    _table(transport, sends, [_place(part) for part in outs])
 
 
 def scatter(
@@ -108,7 +108,7 @@ def scatter(
         return
     receives = [(0, 0)] * transport.world_size
     receives[root] = _place(out)
-    kernels.exchange_table(transport, [_place(part) for part in inputs], receives)
+    _table(transport, [_place(part) for part in inputs], receives)
 
 
 def all_to_all(
@@ -118,7 +118,7 @@ def all_to_all(
     to, back = _stride(inputs), _stride(outs)
     if to is None or back is None or inputs[0].numel() != outs[0].numel():
         sends, receives = [_place(t) for t in inputs], [_place(t) for t in outs]
-        kernels.exchange_table(transport, sends, receives)
+        _table(transport, sends, receives)
         return
     source = kernels.Strided(inputs[0].data_ptr(), to)
     target = kernels.Strided(outs[0].data_ptr(), back)
@@ -159,10 +159,19 @@ def _exchange(
     num_bytes: int,
     lanes: tuple[int, int],
 ) -> None:
+    tag = transport.next_tag()
     if num_bytes:
         kernels.exchange(
-            transport, sources=sources, targets=targets, num_bytes=num_bytes, lanes=lanes
+            transport, sources=sources, targets=targets, num_bytes=num_bytes, lanes=lanes, tag=tag
         )
+
+
+def _table(
+    transport: DeviceTransport,
+    sends: Sequence[tuple[int, int]],
+    receives: Sequence[tuple[int, int]],
+) -> None:
+    kernels.exchange_table(transport, sends, receives, tag=transport.next_tag())
 
 
 def repeatable(

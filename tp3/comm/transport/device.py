@@ -46,6 +46,7 @@ class DeviceTransport:
         self.layout = DeviceLayout(self.world_size)
         self.target = _target(device)
         self._share = 0.0
+        self._tag = 0
         self._host = host
         self._reason: R4DError | None = None
         self._longest_wait = math.inf
@@ -131,6 +132,13 @@ class DeviceTransport:
         self.start(kept, grid, *args[:place], address, *args[place:])
         self._tables.read()
 
+    def next_tag(self) -> int:
+        """The number of a collective that moves data, alike on all ranks: what one rank sends and
+        the other does not expect is not taken for a later one's.
+        """
+        self._tag += 1
+        return self._tag
+
     def check(self) -> None:
         """Raise what has gone wrong since the last call. Errors: R4DError, and ever after."""
         if self._words[_CODE] or self._reason is not None or self._host.failure is not None:
@@ -174,7 +182,7 @@ class DeviceTransport:
         words = self._words
         kind, sequence = _KINDS[int(words[_KIND])], int(words[_SEQUENCE]) & 0xFFFFFFFF
         late = [rank for rank in range(self.world_size) if words[_LATE + rank]]
-        names = ", ".join(map(str, late))
+        names = ", ".join(map(str, late)) or "(all have arrived since)"
         if words[_CODE] == _MISMATCH:
             sent, expected, tag, wanted = (int(n) for n in words[_SIZES : _SIZES + 8].view("int64"))
             return Disagreement(
