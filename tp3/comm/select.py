@@ -33,7 +33,7 @@ DTYPES = SUMMABLE | frozenset(FP8 + OTHER)
 # 2-core Xeon VM, torch 2.13, W=3, fp32: one-shot / two-shot 115 / 132 µs at 16 KiB, 148 / 132 at
 # 32 KiB, 247 / 176 at 64 KiB (2026-11-29).
 TWO_SHOT_FROM_BYTES = 32 << 10
-# H200, bf16, graph, W=2: benchmarks/results/allreduce_*.md.
+# H200, bf16, graph, W=2: benchmarks/results/allreduce-shapes_2xh200_2026-11-29.md.
 # A second trip costs about 3 µs, in which a link of 300 GB/s moves this much.
 TRIP_BYTES = 900_000
 # The exact sum moves W × nbytes between hosts, the hierarchical one 2 × nbytes.

@@ -62,7 +62,7 @@ class Shape:
         return self.warps * _LANES_PER_WARP
 
 
-# H200, W=2, bf16: see benchmarks/results/allreduce_*.md.
+# H200, W=2, bf16: see benchmarks/results/allreduce-shapes_2xh200_2026-11-29.md.
 SHAPES = {
     "sentinel": Shape(4 << 10, 8),
     "one-shot": Shape(32 << 10, 16),
