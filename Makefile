@@ -10,7 +10,7 @@ endif
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-SOURCES = tp3 tests benchmarks examples
+SOURCES = tp3 tests benchmarks examples docs
 # A multi-rank test starts three processes and more, so one worker per core is too many.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) / 4 + 2)
@@ -58,6 +58,11 @@ smoke: $(VENV)/.dev
 	$(BIN)/tp3 smoke $(ARGS)
 	mkdir -p build && $(BIN)/python examples/smollm2.py build/smollm2
 	$(BIN)/tp3 smoke --world-size 4 --model build/smollm2
+	$(BIN)/tp3 plan build/smollm2 --tp 4
+	$(BIN)/tp3 check build/smollm2 --tp 4
+	rm -rf build/smollm2-tp4 && $(BIN)/tp3 pad build/smollm2 build/smollm2-tp4 --tp 4
+	$(BIN)/tp3 verify build/smollm2 --tp 4 --layers 3
+	$(BIN)/tp3 algorithms --nbytes 1048576
 
 bench: $(VENV)/.dev
 	for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" $(ARGS) || exit 1; done

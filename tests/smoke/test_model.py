@@ -43,6 +43,11 @@ class Reference:
     rounding: float
 
 
+class FewKVHeads(RandomLlama):
+    def config(self):
+        return super().config() | {"num_attention_heads": 8, "num_key_value_heads": 2}
+
+
 def reference_of(model, prompts, max_new_tokens=NEW_TOKENS):
     tokens = []
     for prompt in prompts:
@@ -154,6 +159,15 @@ def test_family_at_three_ranks(config, tmp_path):
     check_against(reference, launch(compare, 3, *arguments, backend=BACKEND))
 
 
+def test_fewer_kv_heads_than_ranks():
+    """Engines give two ranks the same KV head; nothing is padded for that."""
+    source = FewKVHeads()
+    assert plan(source.config(), tp=4).padded_sizes["kv_heads"] == 2
+    stock = compare(0, 1, source, PROMPTS, NEW_TOKENS)
+    ranks = launch(compare, 4, source, PROMPTS, NEW_TOKENS, backend=BACKEND)
+    assert [rank["tokens"] for rank in ranks] == [stock["tokens"]] * 4
+
+
 def test_rows_of_the_smoke_command():
     told = []
     rows = run_model(3, backend=BACKEND, site=Site("cpu"), progress=told.append)
@@ -204,6 +218,7 @@ def test_an_unpadded_model_is_refused_by_its_first_odd_tensor():
         ({"rope_theta": None}, "rope_theta must be a number, got None"),
         ({"rms_norm_eps": None}, "rms_norm_eps must be a number, got None"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
+        ({"model_type": "gemma2"}, "model_type must be one of llama, .*got 'gemma2'"),
     ],
 )
 def test_a_model_it_cannot_run_is_refused(change, sentence):

@@ -14,7 +14,11 @@ from tp3 import __version__
 COMMANDS = {
     "algorithms": "tp3.cli.algorithms:algorithms",
     "bench": "tp3.cli.bench:bench",
+    "check": "tp3.cli.check:check",
+    "pad": "tp3.cli.pad:pad",
+    "plan": "tp3.cli.plan:plan",
     "smoke": "tp3.cli.smoke:smoke",
+    "verify": "tp3.cli.verify:verify",
 }
 
 

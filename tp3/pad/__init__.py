@@ -1,7 +1,7 @@
 """Zero padding that lets a model run at any tensor-parallel size, exactly.
 
-`config.json → shape → plan → rules → tensor → engine`: all before the tensor is integers and data;
-torch is imported when weights are read or padded, never by importing this package.
+`config.json → model → plan → catalogue → tensor → engine`: all before the tensor is integers and
+data; torch is imported when weights are read or padded, never by importing this package.
 """
 
 from importlib import import_module
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tp3.pad.checkpoint import read_weights
+    from tp3.pad.configs import read_config
     from tp3.pad.planner import Plan, plan
-    from tp3.pad.shape import read_config
     from tp3.pad.weights import padded_weights
 
 __all__ = ["Plan", "padded_weights", "plan", "read_config", "read_weights"]
@@ -19,7 +19,7 @@ _HOME = {
     "Plan": "planner",
     "padded_weights": "weights",
     "plan": "planner",
-    "read_config": "shape",
+    "read_config": "configs",
     "read_weights": "checkpoint",
 }
 

@@ -1,44 +1,45 @@
-"""`padded_weights` wraps a stream of `(name, tensor)` and widens one tensor at a time.
+"""`padded_weights` wraps a stream of `(name, tensor)` and pads one tensor at a time.
 
-A tensor that needs nothing is handed on as the same object. Coverage is proven: a tensor without a
-rule, a shape that is not the config's, and at the end of the stream a tensor that never came are
-each a ValueError naming it; `strict=False` makes them warnings and hands such tensors on
-untouched. An inert plan returns the caller's own stream.
+A tensor that needs nothing is handed on as the same object. Coverage is proven: a tensor that is no
+part of the model, a shape that is not the config's, and at the end of the stream a tensor that
+never came are each a ValueError naming it; `strict=False` makes them warnings and hands such
+tensors on untouched. An inert plan returns the caller's own stream, unless a tally is asked for.
 """
+
+from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 
+import torch
 from torch import Tensor
 
+from tp3.pad import scales
+from tp3.pad.catalogue import Catalogue, Entry
 from tp3.pad.planner import Plan
-from tp3.pad.rules import LLAMA_RULES, Rule, find_rule, sizes_of
+from tp3.pad.spread import Spread
+
+# How safetensors spells a dtype.
+SPELLING = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float4_e2m1fn_x2": "F4", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32",
+    "uint32": "U32", "int64": "I64",
+}  # fmt: skip
 
 
 @dataclass
 class Tally:
-    """What went through the stream: for each rule the names seen, in the checkpoint's own order."""
+    """What went through the stream: the names in their order, and a line for each padded kind."""
 
-    seen: dict[Rule, set[str]] = field(default_factory=dict)
+    names: dict[str, None] = field(default_factory=dict)
+    catalogue: Catalogue | None = None
 
-    def add(self, rule: Rule, name: str) -> bool:
-        """Counts the tensor; False if it was there before."""
-        names = self.seen.setdefault(rule, set())
-        new = name not in names
-        names.add(name)
-        return new
-
-    def lines(self, plan: Plan) -> list[str]:
-        """A line per padded rule, such as `self_attn.q_proj.weight 16 × [12288 → 18432]`."""
-        stock = sizes_of(plan.shape)
-        padded = stock | plan.padded_sizes
-        lines = []
-        for rule, names in self.seen.items():
-            before, after = (rule.tensor_shape(sizes)[rule.dim] for sizes in (stock, padded))
-            if before != after:
-                lines.append(f"{_short(rule)} {len(names)} × [{before} → {after}]")
-        return lines
+    def lines(self) -> list[str]:
+        """Such as `self_attn.q_proj.weight 16 × [12288 → 18432]`."""
+        return self.catalogue.lines(self.names) if self.catalogue else []
 
 
 def padded_weights(
@@ -47,62 +48,110 @@ def padded_weights(
     *,
     strict: bool = True,
     tally: Tally | None = None,
+    scale_fill: str = "nearest",
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same stream in the same order, padded as `plan` says; `tally` is filled on the way."""
-    if plan.inert:
+    """The same stream in the same order, padded as `plan` says; `tally` is filled on the way.
+
+    scale_fill: what a quantised weight's scales are where nothing was trained; `nearest` real
+    group's, or for a kernel that needs it `one`, `zero` or `2^-127` (e8m0 alone).
+    """
+    catalogue = Catalogue(plan, scale_fill=scale_fill)
+    if plan.inert and tally is None:
         return iter(weights)
-    return _stream(weights, plan, strict, tally if tally is not None else Tally())
+    tally = tally if tally is not None else Tally()
+    tally.catalogue = catalogue
+    return _stream(weights, catalogue, strict, tally)
 
 
 def _stream(
-    weights: Iterable[tuple[str, Tensor]], plan: Plan, strict: bool, tally: Tally
+    weights: Iterable[tuple[str, Tensor]], catalogue: Catalogue, strict: bool, tally: Tally
 ) -> Iterator[tuple[str, Tensor]]:
-    stock = sizes_of(plan.shape)
-    padded = stock | plan.padded_sizes
     for name, tensor in weights:
-        rule = find_rule(name, plan.shape)
-        if rule is None:
-            _reject(f"tensor {name} is not part of a {_describe(plan)}", strict)
-        elif not tally.add(rule, name):
-            _reject(f"tensor {name} came twice", strict)
-        elif tuple(tensor.shape) != rule.tensor_shape(stock):
-            got, expected = list(tensor.shape), list(rule.tensor_shape(stock))
-            _reject(f"tensor {name} has shape {got}, expected {expected}", strict)
-        else:
-            tensor = _widen(tensor, rule.tensor_shape(padded))
-        yield name, tensor
-    for rule in LLAMA_RULES:
-        got_count, expected_count = len(tally.seen.get(rule, ())), rule.least(plan.shape)
-        if got_count < expected_count:
-            missing = _first_missing(rule, tally, expected_count)
-            _reject(
-                f"tensor {missing} is missing: {got_count} of {expected_count} {_short(rule)} came",
-                strict,
-            )
+        try:
+            if name in tally.names:
+                raise ValueError(f"tensor {name} came twice")
+            tally.names[name] = None
+            entry = catalogue.entry(name, tuple(tensor.shape), spelled(tensor.dtype))
+        except ValueError as error:
+            _reject(error, strict)
+            yield name, tensor
+            continue
+        box = [pad_tensor(entry, tensor)]
+        del tensor  # while the consumer works, this frame holds neither of the two
+        yield name, box.pop()
+    for name in catalogue.missing(tally.names):
+        _reject(ValueError(f"tensor {name} is missing"), strict)
 
 
-def _widen(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if tuple(tensor.shape) == shape:
+def pad_tensor(entry: Entry, tensor: Tensor) -> Tensor:
+    """A new tensor of `entry.padded`, or the same object where nothing changes. Shape and dtype are
+    those that the entry was made for.
+    """
+    if entry.inert:
         return tensor
-    wide = tensor.new_zeros(shape)
-    wide[tuple(slice(size) for size in tensor.shape)] = tensor
+    if entry.fill == "group" or entry.fill == "act order":
+        return _groups(entry, tensor)
+    if entry.group:
+        assert isinstance(entry.fill, str)
+        return tensor.new_tensor([int(size) for size in entry.fill.split()])
+    if isinstance(entry.fill, str):
+        return scales.pad(tensor, entry.spreads, entry.fill)
+    trained = tensor if entry.factor == 1.0 else (tensor.double() * entry.factor).to(tensor.dtype)
+    return _spread(trained, entry.spreads, entry.fill)
+
+
+def _spread(tensor: Tensor, spreads: tuple[Spread, ...], fill: float) -> Tensor:
+    wide = _filled(tensor, tuple(spread.padded for spread in spreads), fill)
+    source, target = _raw(tensor), _raw(wide)
+    for pieces in product(*(list(copies(spread)) for spread in spreads)):
+        target[tuple(to for to, _ in pieces)] = source[tuple(of for _, of in pieces)]
     return wide
 
 
-def _reject(sentence: str, strict: bool) -> None:
+def copies(spread: Spread) -> Iterator[tuple[slice, slice]]:
+    """Where each trained run lies in the padded axis and in the trained one."""
+    at = 0
+    for first, count in spread.runs:
+        if first is not None:
+            yield slice(at, at + count), slice(first, first + count)
+        at += count
+
+
+def _filled(tensor: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
+    if fill == 0.0:
+        wide = tensor.new_empty(shape)
+        _raw(wide).zero_()
+        return wide
+    number = fill if tensor.is_floating_point() else int(fill)
+    return tensor.new_empty(shape).fill_(number)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The same memory; bytes, where a dtype of one byte has no arithmetic."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def _groups(entry: Entry, tensor: Tensor) -> Tensor:
+    """The group of each column: as they lie, or, act-ordered, as trained and then new groups."""
+    (spread,) = entry.spreads
+    if entry.fill == "group":
+        return (torch.arange(spread.padded, device=tensor.device) // entry.group).to(tensor.dtype)
+    wide = _spread(tensor, entry.spreads, 0.0)
+    dummy = torch.ones(spread.padded, dtype=torch.bool)
+    for to, _ in copies(spread):
+        dummy[to] = False
+    extra = torch.arange(int(dummy.sum())) + spread.stock
+    wide[dummy] = (extra // entry.group).to(wide.device, wide.dtype)
+    return wide
+
+
+def spelled(dtype: torch.dtype) -> str:
+    """A dtype as safetensors spells it."""
+    name = str(dtype).removeprefix("torch.")
+    return SPELLING.get(name, name)
+
+
+def _reject(error: ValueError, strict: bool) -> None:
     if strict:
-        raise ValueError(sentence)
-    warnings.warn(sentence, stacklevel=3)
-
-
-def _first_missing(rule: Rule, tally: Tally, count: int) -> str:
-    names = (rule.pattern.replace("*", str(layer)) for layer in range(count))
-    return next(name for name in names if name not in tally.seen.get(rule, ()))
-
-
-def _describe(plan: Plan) -> str:
-    return f"{plan.shape.model_type} model of {plan.shape.layers} layers"
-
-
-def _short(rule: Rule) -> str:
-    return rule.pattern.rpartition("*.")[2]
+        raise error
+    warnings.warn(str(error), stacklevel=3)

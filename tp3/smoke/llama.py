@@ -5,7 +5,7 @@ entries. q, k, v, gate and up are column-parallel; o and down row-parallel, each
 all_reduce; the embedding is vocabulary-parallel (all_reduce), and so are the logits (all-gather),
 whose padded tail is cut off. One sequence at a time.
 
-Covers what tp3.pad plans: llama, mistral, qwen2 (biases), qwen3 (per-head norms). Agrees with
+Covers llama, mistral, qwen2 (biases), qwen3 (per-head norms). Agrees with
 Transformers on each.
 """
 
@@ -18,9 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from tp3.pad.shape import Shape
+from tp3.pad.families import read_model
+from tp3.pad.model import HeadAxes
 from tp3.smoke.names import all_gather_single
 
+COVERED = ("llama", "mistral", "qwen2", "qwen3")
 _COLUMN_PARALLEL = frozenset(
     ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 )
@@ -42,17 +44,23 @@ class Llama:
         device: torch.device | str = "cpu",
     ) -> None:
         _check(config)
-        self.shape = Shape.from_config(config)
+        model = read_model(config)
+        (heads,) = (axis for axis in model.axes if isinstance(axis, HeadAxes))
+        self.head_dim = heads.head_dim
+        self.layers = len(model.layers)
+        # an engine gives every rank a KV head where there are fewer heads than ranks
+        self.kv_parts = min(heads.kv, world_size)
+        self.tags = model.tags
         self.vocab_size = vocab_size
         self.rank = rank
         self.world_size = world_size
         self.eps = float(config["rms_norm_eps"])
         self.context = _context(config)
         self.weights = {
-            name: _shard(name, tensor, rank, world_size).to(device, dtype)
+            name: _shard(name, tensor, *self._part(name)).to(device, dtype)
             for name, tensor in weights
         }
-        self.inverse_frequencies = inverse_frequencies(config, self.shape.head_dim).to(device)
+        self.inverse_frequencies = inverse_frequencies(config, self.head_dim).to(device)
 
     @torch.inference_mode()
     def generate(
@@ -76,16 +84,22 @@ class Llama:
 
     def _new_cache(self, length: int) -> Tensor:
         """`[layers, 2, kv_heads per rank, length, head_dim]`, keys then values."""
-        shape, sample = self.shape, self.weights["model.norm.weight"]
-        kv_heads = shape.kv_heads // self.world_size
-        return sample.new_empty(shape.layers, 2, kv_heads, length, shape.head_dim)
+        sample = self.weights["model.norm.weight"]
+        kv_heads = self.weights["model.layers.0.self_attn.k_proj.weight"].shape[0] // self.head_dim
+        return sample.new_empty(self.layers, 2, kv_heads, length, self.head_dim)
+
+    def _part(self, name: str) -> tuple[int, int]:
+        """Which part of a tensor this rank keeps, and of how many."""
+        if name.split(".")[-2] in ("k_proj", "v_proj"):
+            return self.rank * self.kv_parts // self.world_size, self.kv_parts
+        return self.rank, self.world_size
 
     def _forward(self, tokens: list[int], cache: Tensor, start: int) -> Tensor:
         """Logits `[len(tokens), vocab_size]` of the tokens at `start…`; fills their cache."""
         ids = torch.tensor(tokens, device=cache.device)
         rotation = self._rotation(start, len(tokens))
         x = self._embed(ids)
-        for layer in range(self.shape.layers):
+        for layer in range(self.layers):
             block = f"model.layers.{layer}."
             normed = self._norm(x, block + "input_layernorm")
             x = x + self._attention(normed, block + "self_attn.", cache[layer], start, rotation)
@@ -105,7 +119,7 @@ class Llama:
         ratio = q.shape[0] // cache.shape[1]
         keys, values = cache[:, :, :end].repeat_interleave(ratio, dim=1)
         mask = torch.ones(x.shape[0], end, dtype=torch.bool, device=x.device).tril(start)
-        scores = q @ keys.transpose(1, 2) * self.shape.head_dim**-0.5
+        scores = q @ keys.transpose(1, 2) * self.head_dim**-0.5
         attended = scores.masked_fill(~mask, -math.inf).softmax(-1) @ values
         return self._row_parallel(attended.transpose(0, 1).flatten(1), block + "o_proj")
 
@@ -115,8 +129,8 @@ class Llama:
 
     def _heads(self, x: Tensor, projection: str, norm: str | None) -> Tensor:
         """`[heads per rank, tokens, head_dim]`."""
-        heads = self._linear(x, projection).view(x.shape[0], -1, self.shape.head_dim)
-        if norm and self.shape.qk_norm:
+        heads = self._linear(x, projection).view(x.shape[0], -1, self.head_dim)
+        if norm and "qk_norm" in self.tags:
             heads = self._norm(heads, norm)
         return heads.transpose(0, 1)
 
@@ -138,7 +152,7 @@ class Llama:
         return self._all_reduce(rows.where(mine[:, None], 0))
 
     def _logits(self, x: Tensor) -> Tensor:
-        head = "model.embed_tokens.weight" if self.shape.tied else "lm_head.weight"
+        head = "model.embed_tokens.weight" if "untied" not in self.tags else "lm_head.weight"
         logits = functional.linear(x, self.weights[head])
         if self.world_size > 1:
             parts = logits.new_empty(self.world_size * logits.shape[0], logits.shape[1])
@@ -186,6 +200,10 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(config: Mapping[str, Any]) -> None:
+    if config.get("model_type") not in COVERED:
+        raise ValueError(
+            f"model_type must be one of {', '.join(COVERED)}, got {config.get('model_type')!r}"
+        )
     for key in ("rms_norm_eps", "max_position_embeddings"):
         if not isinstance(config.get(key), int | float):
             raise ValueError(f"{key} must be a number, got {config.get(key)!r}")
@@ -210,7 +228,7 @@ def _rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> Tensor:
+def _shard(name: str, tensor: Tensor, part: int, parts: int) -> Tensor:
     module, kind = name.split(".")[-2:]
     if module in _COLUMN_PARALLEL:
         dim = 0
@@ -218,9 +236,9 @@ def _shard(name: str, tensor: Tensor, rank: int, world_size: int) -> Tensor:
         dim = 1
     else:
         return tensor
-    size, rest = divmod(tensor.shape[dim], world_size)
+    size, rest = divmod(tensor.shape[dim], parts)
     if rest:
         raise ValueError(
-            f"{name} has {tensor.shape[dim]} entries, which do not divide by {world_size} ranks"
+            f"{name} has {tensor.shape[dim]} entries, which do not divide by {parts} ranks"
         )
-    return tensor.narrow(dim, rank * size, size).contiguous() if world_size > 1 else tensor
+    return tensor.narrow(dim, part * size, size).contiguous() if parts > 1 else tensor

@@ -57,7 +57,7 @@ def compare(
     model = Llama(
         planned.padded_config(config),
         padded_weights(source.weights(), planned),
-        vocab_size=planned.shape.vocab,
+        vocab_size=trained(planned, "vocab"),
         rank=rank,
         world_size=world_size,
         dtype=dtype,
@@ -96,7 +96,7 @@ def run_model(
     tell = progress or (lambda _: None)
     source: Source = Folder(Path(folder)) if folder else RandomLlama()
     planned = plan(source.config(), tp=world_size)
-    prompts = _prompts(source, planned.shape.vocab)
+    prompts = _prompts(source, trained(planned, "vocab"))
     tell(f"padded model on {world_size} ranks")
     arguments = (source, prompts, MAX_NEW_TOKENS, site.device)
     ranks = site.launch(compare, world_size, *arguments, backend=backend)
@@ -111,6 +111,11 @@ def _stock_and_exact(
     stock = compare(rank, world_size, source, prompts, MAX_NEW_TOKENS, device)
     exact = compare(rank, world_size, source, prompts, 0, device, torch.float64)
     return stock, exact
+
+
+def trained(planned: Plan, name: str) -> int:
+    """The size of an axis as trained."""
+    return next(axis.stock for axis in planned.axes if axis.name == name)
 
 
 def _plan_rows(planned: Plan) -> list[Row]:

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tp3.pad import read_config, read_weights
-from tp3.pad.rules import LLAMA_RULES, sizes_of
-from tp3.pad.shape import Shape
+from tp3.pad import plan, read_config, read_weights
+from tp3.pad.extent import spread_of
 
 
 class Source(Protocol):
@@ -72,11 +71,11 @@ class RandomLlama:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         generator = torch.Generator().manual_seed(self.seed)
-        shape = Shape.from_config(self.config())
-        sizes = sizes_of(shape)
-        for rule in LLAMA_RULES:
-            size = rule.tensor_shape(sizes)
-            for layer in range(rule.least(shape)):
+        planned = plan(self.config(), tp=1)
+        model = planned.model
+        for rule in model.rules:
+            size = [spread_of(dim, model.sizes, planned.spreads).stock for dim in rule.dims]
+            for layer in () if rule.spare else model.places(rule):
                 noise = torch.randn(size, generator=generator)
                 name = rule.pattern.replace("*", str(layer))
                 yield name, noise * size[-1] ** -0.5 if len(size) > 1 else 1 + noise / 10
