@@ -20,8 +20,10 @@ LOWEST_EXPONENT, EXPONENTS = 127 - 12, 25
 _SIGN, _FROM_ZERO = -0x8000, 0x80
 
 
-def terms(world_size: int, call: int, numel: int, *, device: str = "cpu") -> list[Tensor]:
-    """What each rank brings to a call: W tensors bf16 [N]."""
+def terms(world_size: int, call: int | Tensor, numel: int, *, device: str = "cpu") -> list[Tensor]:
+    """What each rank brings to a call: W tensors bf16 [N]. call: its number, or an int32 tensor []
+    that holds it, which a captured graph reads anew.
+    """
     counter = torch.arange(numel, dtype=torch.int32, device=device)
     hashes = [_mixed(counter + _key(rank, call)) for rank in range(world_size)]
     values = [_bf16_bits(bits) for bits in hashes]
@@ -45,8 +47,10 @@ def num_different(left: Tensor, right: Tensor) -> int:
     return int((left.view(torch.int16) != right.view(torch.int16)).sum())
 
 
-def _key(rank: int, call: int) -> int:
+def _key(rank: int, call: int | Tensor) -> int | Tensor:
     """Far apart for neighbouring ranks and calls; fits int32."""
+    if isinstance(call, Tensor):
+        return call * _signed(0x85EBCA6B) + _signed((rank * 0x9E3779B9 + 0x7F3) & 0xFFFFFFFF)
     return _signed((rank * 0x9E3779B9 + call * 0x85EBCA6B + 0x7F3) & 0xFFFFFFFF)
 
 
