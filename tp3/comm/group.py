@@ -184,7 +184,7 @@ class Group:
         plan, label = known
         self._device_calls += 1
         self._rows.counts[label] += 1
-        side.queue.submit(lambda: plan.start(tensor, tensor), (), sync=True)
+        side.queue.submit(lambda: self._guarded(lambda: plan.start(tensor, tensor)), (), sync=True)
         return True
 
     def device_side(self, device: torch.device) -> DeviceSide:

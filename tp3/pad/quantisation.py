@@ -62,6 +62,9 @@ def understood(config: Values, hf_quant_config: Values | None = None) -> Format 
         if not (key == "ignore" and method == "fp8")  # ModelOpt's, of the parts alone
         for name in values.get(key) or ()
     ]
+    wrong = next((name for name in ignored if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise ValueError(f"quantization_config is malformed: a module to ignore is {wrong!r}")
     form = METHODS[method](values)
     if config.get("expert_dtype", inner.get("expert_dtype")) == "fp4" and not form.parts:
         form = replace(form, parts=(replace(MXFP4, targets=("experts",)),))

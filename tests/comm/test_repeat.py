@@ -1,0 +1,87 @@
+"""``Group.repeat``: the short way of an all-reduce like one before, taken by nothing else."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from tp3.comm.errors import R4DError
+from tp3.comm.group import Group
+
+DEVICE = torch.device("meta")  # stands for a GPU: has shapes and devices, no memory
+NUMEL = 4096
+
+
+class Plan:
+    """What a row has settled; counts its starts."""
+
+    def __init__(self, error=None):
+        self.started, self.error = [], error
+
+    def start(self, x, out):
+        self.started.append((x, out))
+        if self.error:
+            raise self.error
+
+
+def group_with(plan):
+    group = Group(HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=5))
+    group._device = SimpleNamespace(
+        device=DEVICE,
+        known={(torch.bfloat16, NUMEL, "SUM"): (plan, "all_reduce/gpu-sentinel")},
+        queue=SimpleNamespace(submit=lambda call, result, sync: call()),
+        close=lambda timeout: None,
+        leave=lambda: None,
+    )
+    return group
+
+
+def x(numel=NUMEL, dtype=torch.bfloat16, device=DEVICE):
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
+def test_a_call_like_one_before_starts_its_kernel_and_is_counted():
+    plan = Plan()
+    group, tensor = group_with(plan), x()
+    before = group.calls
+    assert group.repeat(tensor, "SUM")
+    assert plan.started == [(tensor, tensor)]
+    assert group.stats() == {"all_reduce/gpu-sentinel": 1}
+    assert group.calls == before + 1
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "op"),
+    [
+        (x(device="cpu"), "SUM"),
+        (x(dtype=torch.float16), "SUM"),
+        (x(NUMEL - 8), "SUM"),
+        (x(), "MAX"),
+        (x(2 * NUMEL)[::2], "SUM"),
+    ],
+    ids=["on-the-cpu", "dtype", "size", "op", "strided"],
+)
+def test_nothing_else_takes_it(tensor, op):
+    plan = Plan()
+    group = group_with(plan)
+    assert not group.repeat(tensor, op)
+    assert not plan.started
+    group.close()
+
+
+def test_a_kernel_that_cannot_start_makes_the_group_unusable():
+    group = group_with(Plan(RuntimeError("no image")))
+    with pytest.raises(RuntimeError, match="no image"):
+        group.repeat(x(), "SUM")
+    assert group.transport.failure == "r4d: RuntimeError: no image"
+    group.close()
+
+
+def test_not_after_the_end():
+    group = group_with(Plan())
+    group.close()
+    with pytest.raises(R4DError, match="destroyed"):
+        group.repeat(x(), "SUM")
