@@ -11,6 +11,7 @@ a graph.
 import argparse
 import json
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -18,23 +19,24 @@ import torch.distributed as dist
 from tp3.comm.launch import launch
 from tp3.smoke.terms import ordered_sum, terms
 
-# Values of bf16: sentinel; sentinel, several blocks; unaligned, through a padded copy; as large as
-# the one-shot and two-shot kernels are for.
-NUMELS = {"cuda": (64, 4096, 9999, 131_072, 1_500_000), "cpu": (64, 4096, 9999)}
-EVERY = 500  # replays from one late rank to the next
+# Values of bf16: one block; several; unaligned, through a padded copy; and, every now and then, as
+# many as the one-shot and two-shot kernels are for.
+SMALL, LARGE = (64, 4096, 9999, 131_072), (1_500_000,)
+OFTEN, EVERY = 20, 500  # replays from one large message, or late rank, to the next
 LATE_CYCLES = 20_000_000
 
 
 class Step:
     """The calls of one turn; ``bad`` counts wrong values on the device."""
 
-    def __init__(self, rank: int, world_size: int, device: str) -> None:
+    def __init__(self, rank: int, world_size: int, device: str, numels: tuple[int, ...]) -> None:
         self.rank, self.world_size, self.device = rank, world_size, device
+        self.numels = numels
         self.call = torch.zeros((), dtype=torch.int32, device=device)
         self.bad = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self) -> None:
-        for numel in NUMELS[self.device]:
+        for numel in self.numels:
             self.call += 1
             parts = terms(self.world_size, self.call, numel, device=self.device)
             x, want = parts[self.rank].clone(), ordered_sum(parts)
@@ -43,25 +45,33 @@ class Step:
 
 
 def soak(rank: int, world_size: int, device: str, replays: int) -> dict[str, float]:
-    step, eager = Step(rank, world_size, device), Step(rank, world_size, device)
-    step()
-    run = step
-    if device == "cuda":
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        run = graph.replay
+    steps = [Step(rank, world_size, device, numels) for numels in (SMALL, LARGE, SMALL + LARGE)]
+    small, large, eager = (_replayed(step) if step is not steps[-1] else step for step in steps)
     begun = time.monotonic()
     for number in range(replays):
         if number % EVERY == 0:
             if number // EVERY % world_size == rank and device == "cuda":
                 torch.cuda._sleep(LATE_CYCLES)
             eager()
-        run()
+        small()
+        if number % OFTEN == 0:
+            large()
     seconds = time.monotonic() - begun if device == "cpu" else _ended(begun)
-    bad = int(step.bad) + int(eager.bad)
-    return {"wrong": bad, "calls": int(step.call) + int(eager.call), "seconds": seconds}
+    wrong, calls = (sum(int(getattr(step, name)) for step in steps) for name in ("bad", "call"))
+    return {"wrong": wrong, "calls": calls, "seconds": seconds}
+
+
+def _replayed(step: Step) -> Callable[[], None]:
+    """The step as a graph, on a GPU."""
+    step()
+    if step.device == "cpu":
+        return step
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 def _ended(begun: float) -> float:

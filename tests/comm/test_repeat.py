@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from tp3.comm.errors import R4DError
@@ -85,3 +86,15 @@ def test_not_after_the_end():
     group.close()
     with pytest.raises(R4DError, match="destroyed"):
         group.repeat(x(), "SUM")
+
+
+def test_the_debug_level_is_seen():
+    before = dist.get_debug_level()
+    try:
+        for level in (dist.DebugLevel.OFF, dist.DebugLevel.DETAIL):
+            dist.set_debug_level(level)
+            group = Group(HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=5))
+            assert group._detail == (level == dist.DebugLevel.DETAIL)
+            group.close()
+    finally:
+        dist.set_debug_level(before)

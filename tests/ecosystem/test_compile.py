@@ -1,5 +1,6 @@
 """torch.compile through collectives: one graph, and the values of plain arithmetic."""
 
+import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch._inductor.compile_fx
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 UNEVEN = torch.tensor([[1, 0, 2], [3, 1, 0], [0, 2, 2]])  # UNEVEN[i, j] rows go from i to j
 
@@ -168,3 +170,28 @@ def test_aot_eager_backward(ranks):
 def test_inductor(ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # one compilation for all ranks
     ranks(compiled_by_inductor)
+
+
+def compiled_ddp(rank: int, world_size: int) -> None:
+    """DDP's reducer calls the group from C++ while Dynamo evaluates frames."""
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    plain = torch.nn.Linear(10, 10)
+    model = torch.nn.parallel.DistributedDataParallel(copy.deepcopy(plain))
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.full((4, 10), rank + 1.0)
+    for _ in range(3):
+        model.zero_grad()
+        compiled(x).square().sum().backward()
+    inputs = [torch.full((4, 10), r + 1.0) for r in range(world_size)]
+    (sum(plain(x).square().sum() for x in inputs) / world_size).backward()
+    for got, want in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad)
+    group = dist.group.WORLD
+    if dist.get_backend() == "r4d":
+        for method in (type(group).allreduce, type(group.group).submit, type(group.group).open):
+            assert not _debug_get_cache_entry_list(method.__code__)
+
+
+def test_ddp_is_compiled_and_its_backend_is_not(ranks):
+    ranks(compiled_ddp)

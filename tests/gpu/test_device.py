@@ -190,7 +190,7 @@ def test_a_rank_killed_while_kernels_wait_for_it():
 
 def rounds(rank, world_size):
     free = []
-    for turn in range(30):
+    for turn in range(100):
         made = dist.new_group()
         x = torch.ones(4096, device="cuda")
         dist.all_reduce(x, group=made)
@@ -205,6 +205,7 @@ def rounds(rank, world_size):
 
 
 def test_groups_leave_no_device_memory_behind():
+    """Looks at the memory of the whole GPU: nothing else may run on it."""
     assert all(change > -(8 << 20) for change in on_gpus(rounds))
 
 
@@ -296,3 +297,26 @@ def in_expandable_segments(rank, world_size):
 def test_expandable_segments_do_not_matter():
     conf = "expandable_segments:True"
     on_gpus(in_expandable_segments, env={"PYTORCH_CUDA_ALLOC_CONF": conf})
+
+
+def another_device_is_current(rank, world_size):
+    torch.cuda.set_device(0)
+    device = torch.device("cuda", rank)
+    for numel in SIZES:
+        x = torch.full((numel,), rank + 1.0, device=device)
+        dist.all_reduce(x)
+        assert (x == 3).all()
+        parts = [torch.empty(numel, device=device) for _ in range(world_size)]
+        dist.all_gather(parts, torch.full((numel,), float(rank), device=device))
+        assert all((part == r).all() for r, part in enumerate(parts))
+        sending = dist.isend(parts[rank], 1 - rank)
+        dist.recv(x, 1 - rank)
+        sending.wait()
+        assert (x == 1 - rank).all()
+    dist.barrier()
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_may_lie_on_another_device_than_the_current_one():
+    on_gpus(another_device_is_current, world_size=2)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tp3.comm.api import messages, moves, reductions
 from tp3.comm.group import Group
+from tp3.comm.untraced import untraced
 from tp3.comm.work import Work
 
 Tensors = Tensor | Sequence[Tensor]
@@ -44,6 +45,7 @@ def _sync(opts: Any) -> bool:
     return not getattr(opts, "asyncOp", True)
 
 
+@untraced
 class Calls:
     """The collectives of one group under torch's names. ``self.group`` is set by the adapter."""
 

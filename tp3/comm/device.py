@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tp3.comm.collectives import device as moves
-from tp3.comm.device_queue import DeviceQueue
+from tp3.comm.device_queue import DeviceQueue, current
 from tp3.comm.errors import R4DError
 from tp3.comm.layout import MAX_DEVICE_RANKS
 from tp3.comm.reduce import Reduction
@@ -24,7 +24,7 @@ from tp3.comm.rows import Chosen
 from tp3.comm.tensors import copy_back
 from tp3.comm.transport.bootstrap import Meeting
 from tp3.comm.transport.device import DeviceTransport
-from tp3.comm.transport.device_kernels import Plan
+from tp3.comm.transport.device_kernels import Plan, load_exchange
 from tp3.comm.transport.host import HostTransport
 from tp3.comm.transport.probe import probe
 from tp3.comm.transport.span import SpanTransport
@@ -57,6 +57,7 @@ class DeviceSide:
         self._connected = False
         self._no_pairs = self.problem is not None
         self._apart: set[int] = set()  # peers that share no memory with this rank
+        self._loaded = False  # what messages need
         self._connecting = threading.Lock()
 
     def check(self) -> None:
@@ -68,7 +69,7 @@ class DeviceSide:
         """Whether all ranks share device memory; the first call, which all make, finds out."""
         if self._connected or self.problem is not None:
             return self.problem is None
-        with self._connecting:
+        with self._connecting, current(self.device):
             if not self._connected and self.problem is None:
                 _refuse_capture()
                 try:
@@ -111,7 +112,7 @@ class DeviceSide:
     def _beside(self, peer: int) -> DeviceTransport | None:
         if self._no_pairs or peer in self._apart:
             return None
-        with self._connecting:
+        with self._connecting, current(self.device):
             transport = self.transport
             if transport is None or peer not in transport.connected:
                 _refuse_capture()
@@ -121,6 +122,10 @@ class DeviceSide:
                     self._apart.add(peer)
                     self._through_host(f"messages with rank {peer}", error)
                     return None
+            assert self.transport is not None
+            if not self._loaded:
+                load_exchange(self.transport)
+                self._loaded = True
         return self.transport
 
     def abort(self, reason: R4DError) -> None:
@@ -143,9 +148,10 @@ class DeviceSide:
         self.queue.drain()
         peers = transport.connected
         met = not failed and self._meet("drained", peers, timeout)
-        transport.close(free=False)
-        if met and self._meet("unmapped", peers, timeout):
-            transport.close(free=True)
+        with current(self.device):
+            transport.close(free=False)
+            if met and self._meet("unmapped", peers, timeout):
+                transport.close(free=True)
 
     def leave(self) -> None:
         """The process ends: tell the peers not to wait; its memory goes with it."""

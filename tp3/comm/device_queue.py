@@ -10,18 +10,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tp3.comm.work import DONE, Work
+from tp3.comm.untraced import untraced
+from tp3.comm.work import DONE, Recent, Work
 
 _PAUSE_SECONDS = 50e-6
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", id)
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
+_HERE: AbstractContextManager[None] = nullcontext()
 
 
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """``device`` as the current one: kernels are loaded, and handles opened, on that one."""
+    return _HERE if _current_device() == device.index else torch.cuda.device(device)
+
+
+@untraced
 class DeviceWork(Work):
     """A call that has been handed to a stream. ``wait`` makes the current stream wait for it."""
 
@@ -64,6 +74,9 @@ class DeviceWork(Work):
             self._ended.synchronize()
             self._check()
 
+    def settle(self) -> None:
+        self._ended.synchronize()
+
     @property
     def ended(self) -> bool:
         return self.is_completed()
@@ -102,13 +115,14 @@ class DeviceQueue:
         # Asynchronous calls that nobody has waited for, with what they use: memory must not be
         # reused before they have ended.
         self._held: dict[DeviceWork, Callable[[], None]] = {}
+        self._recent = Recent()
 
     def submit(self, call: Callable[[], None], result: Sequence[Tensor], *, sync: bool) -> Work:
         """Issue ``call`` after everything the group has issued; ``Done`` when it is in order with
         the current stream.
         """
         self._check()
-        with self._lock:
+        with self._lock, current(self._device):
             if not sync:
                 return self._beside(call, result, "collectives", ordered=True)
             if self._raw != _current_stream(self._device.index):
@@ -121,8 +135,19 @@ class DeviceQueue:
         keep their order and nobody else's.
         """
         self._check()
-        with self._lock:
+        with self._lock, current(self._device):
             return self._beside(call, result, lane, ordered=False)
+
+    def issued(self) -> torch.cuda.Event:
+        """The end of what the current stream has been given."""
+        self._check()
+        with current(self._device):
+            if torch.cuda.is_current_stream_capturing():
+                raise ValueError(
+                    "r4d: a barrier makes the host wait and cannot be captured in a graph"
+                )
+            event: torch.cuda.Event = torch.cuda.current_stream().record_event()
+        return event
 
     def drain(self) -> None:
         """Let the host wait for everything that was issued."""
@@ -144,6 +169,7 @@ class DeviceQueue:
             call()
             work = DeviceWork(side, result, self._check, self._release)
         self._held[work] = call
+        self._recent.add(work, result)
         return work
 
     def _follow(self, stream: torch.cuda.Stream) -> None:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tp3.comm.work import DONE, Work
-
-_SMALL_BYTES = 4096
+from tp3.comm.work import DONE, Recent, Work
 
 Item = tuple[Callable[[], None], Work]
 
@@ -30,8 +27,7 @@ class Executor:
         self._queued = 0
         self._calls: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        # DDP's join keeps only the C++ half of a work, which is lost without its Python half.
-        self._recent: deque[Work] = deque(maxlen=64)
+        self._recent = Recent()
 
     def submit(self, call: Callable[[], None], result: Sequence[Tensor], *, sync: bool) -> Work:
         """Run ``call`` in its turn. Synchronous: it has ended (or raised) on return."""
@@ -40,8 +36,7 @@ class Executor:
                 call()
             return DONE
         work = Work(result)
-        if sum(tensor.numel() * tensor.element_size() for tensor in result) <= _SMALL_BYTES:
-            self._recent.append(work)
+        self._recent.add(work, result)
         with self._counting:
             self._queued += 1
             if self._thread is None:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, Store, get_debug_level
 
+from tp3.comm import profiling
 from tp3.comm.connect import connect
 from tp3.comm.errors import Disagreement, R4DError
 from tp3.comm.executor import Executor
+from tp3.comm.loopback import Loopback
 from tp3.comm.rows import Chosen, Key, Rows
 from tp3.comm.signature import signature
 from tp3.comm.tensors import is_dense_vectors, one_device
@@ -30,6 +32,7 @@ from tp3.comm.work import Work
 
 if TYPE_CHECKING:
     from tp3.comm.device import DeviceSide
+    from tp3.comm.device_queue import DeviceQueue
 
 
 _EXIT_SECONDS = 1.0
@@ -47,6 +50,7 @@ class Group:
     """The state of one group on one rank. Ranks are group ranks.
 
     transport: what collectives on the host run over. channels: what messages there run over.
+    loopback: messages to itself, anywhere.
     The device half is made by the first call with a device tensor.
     """
 
@@ -69,11 +73,12 @@ class Group:
         self._closed = False
         self._meeting = Meeting(store=store, rank=rank, world_size=world_size, timeout=timeout)
         self._device: DeviceSide | None = None
-        self._detail = get_debug_level() is DebugLevel.DETAIL
+        self._detail = get_debug_level() == DebugLevel.DETAIL
         self._device_calls = 0
         connection = connect(self._meeting)
         self.transport = connection.transport
         self.channels = connection.channels
+        self.loopback = Loopback(rank)
         self._rows = Rows(
             world_size=world_size,
             hosts=self.transport.hosts,
@@ -153,6 +158,7 @@ class Group:
 
     def submit(
         self,
+        name: str,
         run: Callable[[], None],
         result: Sequence[Tensor],
         *,
@@ -164,27 +170,36 @@ class Group:
         """
         self.check_open()
         device = one_device(on)
-        if device is None:
-            return self._executor.submit(lambda: self._guarded(run), result, sync=sync)
-        side = self.device_side(device)
-        side.reachable()
-        return side.queue.submit(lambda: self._guarded(run), result, sync=sync)
+        queue: Executor | DeviceQueue = self._executor
+        if device is not None:
+            side = self.device_side(device)
+            side.reachable()
+            queue = side.queue
 
-    def repeat(self, tensor: Tensor, op: str) -> bool:
+        def call() -> Work:
+            return queue.submit(lambda: self._guarded(run), result, sync=sync)
+
+        return profiling.recorded(name, call, sync=sync) if profiling.enabled() else call()
+
+    def repeat(self, tensor: Tensor, op: str, out: Tensor | None = None) -> bool:
         """All-reduce ``tensor`` as one like it was before, past all that was settled then; False if
-        there was none.
+        there was none. out: where the sum goes, another tensor of the same layout; by default in
+        place.
         """
         side = self._device
-        if side is None or tensor.device != side.device:
+        if side is None or tensor.device != side.device or profiling.enabled():
             return False
         known = side.known.get((tensor.dtype, tensor.numel(), op))
         if known is None or not is_dense_vectors(tensor):
+            return False
+        target = tensor if out is None else out
+        if not is_dense_vectors(target):
             return False
         self.check_open()
         plan, label = known
         self._device_calls += 1
         self._rows.counts[label] += 1
-        side.queue.submit(lambda: self._guarded(lambda: plan.start(tensor, tensor)), (), sync=True)
+        side.queue.submit(lambda: self._guarded(lambda: plan.start(tensor, target)), (), sync=True)
         return True
 
     def device_side(self, device: torch.device) -> DeviceSide:
@@ -204,11 +219,7 @@ class Group:
         """The end of what the current stream has been given; None where no device is used."""
         if self._device is None:
             return None
-        if torch.cuda.is_current_stream_capturing():
-            raise ValueError("r4d: a barrier makes the host wait and cannot be captured in a graph")
-        self._device.check()
-        event: torch.cuda.Event = torch.cuda.current_stream(self._device.device).record_event()
-        return event
+        return self._device.queue.issued()
 
     def open(
         self,

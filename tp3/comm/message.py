@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tp3.comm.tensors import Array
+from tp3.comm.untraced import untraced
 from tp3.comm.work import Work
 
 ANY_SOURCE = -1
@@ -24,6 +25,7 @@ class Carrier(Protocol):
     def drive(self, message: Message, timeout: float) -> None: ...
 
 
+@untraced
 class Message(Work):
     """A send or a receive.
 

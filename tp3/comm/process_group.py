@@ -21,8 +21,10 @@ from tp3.comm.calls import Calls
 from tp3.comm.compat import install
 from tp3.comm.group import Group
 from tp3.comm.registration import NAME
+from tp3.comm.untraced import untraced
 
 
+@untraced
 class ProcessGroupR4D(Calls, dist.ProcessGroup):  # type: ignore[misc]
     """A process group whose collectives run on ``Group``."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -15,7 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tp3.comm.untraced import untraced
 
+_SMALL_BYTES = 4096
+_RECENT = 64
+
+
+@untraced
 class Work(dist.Work):
     """One call in flight. ``result`` is the list of output tensors that ``get_future`` carries."""
 
@@ -57,6 +64,10 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
+    def settle(self) -> None:
+        """Make the calling thread wait until the call has ended, well or not, and nothing else."""
+        self._event.wait()
+
     def is_completed(self) -> bool:
         return self._event.is_set()
 
@@ -81,6 +92,20 @@ class Work(dist.Work):
     _source_rank = source_rank
 
 
+class Recent:
+    """Works that C++ may still ask although Python has let go of them: of DDP's join it keeps only
+    the C++ half, which is lost without its Python half. They are small, and so is what is kept.
+    """
+
+    def __init__(self) -> None:
+        self._works: deque[Work] = deque(maxlen=_RECENT)
+
+    def add(self, work: Work, result: Sequence[Tensor]) -> None:
+        if sum(tensor.numel() * tensor.element_size() for tensor in result) <= _SMALL_BYTES:
+            self._works.append(work)
+
+
+@untraced
 class Done(Work):
     """A call that has ended well: what synchronous calls return."""
 

@@ -68,12 +68,6 @@ def check_rank(group: Group, rank: int, what: str) -> None:
         raise ValueError(f"{what} is {rank}; the group has ranks 0..{group.world_size - 1}")
 
 
-def check_peer(group: Group, rank: int, what: str) -> None:
-    check_rank(group, rank, f"the rank to {what}")
-    if rank == group.rank:
-        raise ValueError(f"cannot {what} the own rank {rank}")
-
-
 def check_list(group: Group, parts: Sequence[Tensor], what: str) -> None:
     if len(parts) != group.world_size:
         raise ValueError(f"{what} got {len(parts)} tensors; the group has {group.world_size} ranks")

@@ -25,7 +25,7 @@ def barrier(group: Group, *, sync: bool) -> Work:
         group.open("barrier")
         group.exchange(0)
 
-    return group.submit(run, (), sync=sync)
+    return group.submit("barrier", run, (), sync=sync)
 
 
 def monitored_barrier(group: Group, timeout: timedelta | None, *, wait_all_ranks: bool) -> None:
@@ -38,8 +38,10 @@ def monitored_barrier(group: Group, timeout: timedelta | None, *, wait_all_ranks
 def send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
     """Start sending; the tensor may be changed again once the work has ended."""
     args.check([tensor], "send")
-    args.check_peer(group, receiver, "send to")
+    args.check_rank(group, receiver, "the rank to send to")
     group.check_open()
+    if receiver == group.rank:
+        return group.loopback.send(tensor, tag)
     data = dense.flat(tensor)
     if not isinstance(data, Tensor):
         return group.channels.post(Message("send", receiver, tag, data, dense.describe(tensor)))
@@ -53,7 +55,7 @@ def send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
 
 def recv(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
     """Start receiving what ``sender`` sends with ``tag``."""
-    args.check_peer(group, sender, "recv from")
+    args.check_rank(group, sender, "the rank to recv from")
     return _receive(group, tensor, sender, tag)
 
 
@@ -65,6 +67,8 @@ def recv_any(group: Group, tensor: Tensor, tag: int) -> Work:
 def _receive(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
     args.check([tensor], "recv", written=True)
     group.check_open()
+    if sender == group.rank:
+        return group.loopback.recv(tensor, tag, group.timeout.total_seconds())
     data = dense.flat(tensor)
     if isinstance(data, Tensor):
         if sender == ANY_SOURCE:

@@ -25,7 +25,7 @@ def broadcast(group: Group, tensors: Sequence[Tensor], root: int, *, sync: bool)
             if group.rank != root:
                 dense.copy_back(tensor, data)
 
-    return group.submit(run, tensors, sync=sync, on=tensors)
+    return group.submit("broadcast", run, tensors, sync=sync, on=tensors)
 
 
 def all_gather(
@@ -46,7 +46,7 @@ def all_gather(
             gather_parts(group, parts, tensor)
 
     written = [tensor for parts in outs for tensor in parts]
-    return group.submit(run, written, sync=sync, on=[*written, *inputs])
+    return group.submit("all_gather", run, written, sync=sync, on=[*written, *inputs])
 
 
 def all_gather_tensor(
@@ -73,7 +73,7 @@ def all_gather_tensor(
             group.launch("all_gather", tensor, parts, data)
             dense.copy_back(out, target)
 
-    return group.submit(run, outs, sync=sync, on=[*outs, *inputs])
+    return group.submit("all_gather_tensor", run, outs, sync=sync, on=[*outs, *inputs])
 
 
 def all_to_all(
@@ -100,7 +100,7 @@ def all_to_all(
         for tensor, target in zip(outs, targets, strict=True):
             dense.copy_back(tensor, target)
 
-    return group.submit(run, outs, sync=sync, on=[*outs, *inputs])
+    return group.submit("all_to_all", run, outs, sync=sync, on=[*outs, *inputs])
 
 
 def all_to_all_tensor(
@@ -141,7 +141,7 @@ def gather(
         for part, target in zip(parts or (), targets or (), strict=True):
             dense.copy_back(part, target)
 
-    return group.submit(run, parts or (), sync=sync, on=[tensor, *(parts or ())])
+    return group.submit("gather", run, parts or (), sync=sync, on=[tensor, *(parts or ())])
 
 
 def scatter(
@@ -165,7 +165,7 @@ def scatter(
         group.launch("scatter", tensor, target, data, root)
         dense.copy_back(tensor, target)
 
-    return group.submit(run, outs, sync=sync, on=[tensor, *(parts or ())])
+    return group.submit("scatter", run, outs, sync=sync, on=[tensor, *(parts or ())])
 
 
 def gather_parts(group: Group, parts: Sequence[Tensor], tensor: Tensor) -> None:

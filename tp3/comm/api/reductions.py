@@ -34,7 +34,7 @@ def all_reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, *, sync: b
             group.launch("all_reduce", tensor, data, reduction, op=kind)
             dense.copy_back(tensor, data)
 
-    return group.submit(run, tensors, sync=sync, on=tensors)
+    return group.submit("all_reduce", run, tensors, sync=sync, on=tensors)
 
 
 def _all_reduce_sparse(group: Group, tensors: Sequence[Tensor], kind: str, sync: bool) -> Work:
@@ -53,7 +53,7 @@ def _all_reduce_sparse(group: Group, tensors: Sequence[Tensor], kind: str, sync:
             with torch.inference_mode(tensor.is_inference()):
                 tensor.copy_(sparse.add(indices, values, local))
 
-    return group.submit(run, tensors, sync=sync)
+    return group.submit("all_reduce_sparse", run, tensors, sync=sync)
 
 
 def reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, root: int, *, sync: bool) -> Work:
@@ -71,7 +71,7 @@ def reduce(group: Group, tensors: Sequence[Tensor], op: ReduceOp, root: int, *, 
             if group.rank == root:
                 dense.copy_back(tensor, data)
 
-    return group.submit(run, tensors, sync=sync, on=tensors)
+    return group.submit("reduce", run, tensors, sync=sync, on=tensors)
 
 
 def reduce_scatter(
@@ -107,7 +107,7 @@ def reduce_scatter(
             dense.copy_back(out, target)
 
     used = [*outs, *(part for parts in inputs for part in parts)]
-    return group.submit(run, outs, sync=sync, on=used)
+    return group.submit("reduce_scatter", run, outs, sync=sync, on=used)
 
 
 def reduce_scatter_tensor(

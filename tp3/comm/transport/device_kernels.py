@@ -46,7 +46,7 @@ _TYPES = {
 # By bytes of an element: the integer of that width, and a NaN that is not all ones.
 _BITS = {2: (tl.int16, 0x7FFF), 4: (tl.int32, 0x7FFFFFFF), 8: (tl.int64, (1 << 63) - 1)}
 # By the bytes that all addresses and sizes are multiples of: the word that is copied.
-_WORDS = {16: tl.int64, 8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
+_WORDS = {16: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,14 @@ def exchange(
     first, count = lanes
     more = (first, tag, channels, limit, transport.rank)
     transport.start(kept, (count, min(chunks, limit)), *numbers, 0, *more)
+
+
+def load_exchange(transport: DeviceTransport) -> None:
+    """Load what messages of any alignment need: a receive that waits on the device would keep its
+    process from loading the kernel of the send that its peer waits for.
+    """
+    for vector in _WORDS:
+        _exchange_kernel(transport, 0, vector)
 
 
 def exchange_table(
@@ -246,12 +254,15 @@ def _exchange(
 ) -> tuple[Kept, int]:
     """The kernel for addresses and sizes ``numbers``, and how many channels it may use."""
     union = reduce(or_, numbers)
-    vector = min(union & -union, VECTOR_BYTES) or VECTOR_BYTES
+    vector = next(size for size in _WORDS if not union % size)
     limit = MESSAGE_CHANNELS if channels == MESSAGES else _channels(transport)
-    kept = transport.kernel(
+    return _exchange_kernel(transport, table, vector), limit
+
+
+def _exchange_kernel(transport: DeviceTransport, table: int, vector: int) -> Kept:
+    return transport.kernel(
         ("exchange", table, vector), lambda: _make_exchange(transport, table, vector)
     )
-    return kept, limit
 
 
 def _channels(transport: DeviceTransport) -> int:
