@@ -33,6 +33,7 @@ class Fp8:
     columns: int = 0
     scale: str = "weight_scale"
     extra: tuple = ("input_scale",)
+    spaced: bool = False  # [N/r, 1, K/c, 1], as ModelOpt writes them
 
     def make(self, n, k, g):
         grid = (blocks(n, self.rows or n), blocks(k, self.columns or k))
@@ -41,10 +42,13 @@ class Fp8:
             "weight": torch.randn(n, k, generator=g).to(torch.float8_e4m3fn),
             self.scale: torch.rand(shape, generator=g) + 0.5,
         }
+        if self.spaced:
+            tensors[self.scale] = tensors[self.scale][:, None, :, None]
         return tensors | {name: torch.tensor(0.25) for name in self.extra}
 
     def read(self, t):
         weight, scale = t["weight"].double(), t[self.scale]
+        scale = scale[:, 0, :, 0] if self.spaced else scale
         if scale.dim() == 0:
             return weight * scale.double()
         rows, columns = self.rows or weight.shape[0], self.columns or weight.shape[1]

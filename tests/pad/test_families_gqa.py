@@ -51,7 +51,9 @@ def test_a_padded_config_says_what_was_planned(name: str, tp: int) -> None:
     config = TINY.get(name) or REAL[name]
     planned = plan(config, tp=tp)
     again = stock_axes(read_model(planned.padded_config(config)))
-    assert {axis: spread.padded for axis, spread in again.items()} == planned.padded_sizes
+    # geometries that padding has made alike are read as one
+    said = {axis: again.get(axis, again.get(axis.split(".")[0])) for axis in planned.padded_sizes}
+    assert {axis: spread.padded for axis, spread in said.items()} == planned.padded_sizes
 
 
 @pytest.mark.parametrize("name", sorted(REAL))

@@ -49,11 +49,27 @@ def test_phi_3_medium() -> None:
     assert padded(config, 5, "vocab") == [32320]
 
 
+@pytest.mark.parametrize("tp", range(2, 9))
+def test_a_size_without_a_key_keeps_its_multiple(tp: int) -> None:
+    """MiMo-V2 without ``swa_num_key_value_heads``: sliding layers have twice the KV heads."""
+    full, sliding = padded(TINY["mimo_v2_flash"], tp, "kv_heads", "kv_heads.sliding")
+    assert sliding == 2 * full
+
+
+def test_geometries_may_differ_in_their_way() -> None:
+    """Gemma 4 on five ranks: whole groups in sliding layers, copies in full ones, one q count."""
+    config = REAL["Gemma-4-26B-A4B"]
+    assert padded(config, 5, *HEADS, "q_heads.full", "kv_heads.full") == [20, 10, 20, 5]
+    assert plan(config, tp=5).strategy == "append and in-group"
+
+
 def test_few_kv_heads_are_copied() -> None:
     config = REAL["Qwen3.5-35B-A3B"]
     planned = plan(config, tp=6)
     assert planned.strategy == "in-group"
     assert [planned.padded_sizes[axis] for axis in HEADS] == [18, 6]
+    assert padded(config, 5, *HEADS) == [20, 5]
+    assert padded(config, 7, *HEADS) == [21, 7]
 
 
 def test_a_drafter_and_its_target() -> None:

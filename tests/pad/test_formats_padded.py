@@ -67,6 +67,9 @@ CASES = {
         {"quant_method": "fp8", "weight_block_size": [128, 128]}, 128, 128, "weight_scale_inv", ()
     ),
     "fp8-small-blocks": Fp8({"quant_method": "fp8", "weight_block_size": [32, 32]}, 32, 32),
+    "fp8-blocks-modelopt": Fp8(
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, 128, 128, extra=(), spaced=True
+    ),
     "mxfp8": Mxfp8({"quant_method": "modelopt", "quant_algo": "MXFP8"}),
     "mxfp4": Fp4({"quant_method": "mxfp4"}, 32),
     "mxfp4-compressed": Fp4(CT_MXFP4, 32, "weight_packed"),
@@ -187,6 +190,34 @@ def test_zero_points_that_differ_have_no_zero_for_a_short_group(case):
         ValueError, match=r"down_proj.qweight: 600 columns end inside a group of 128"
     ):
         padded(CASES[case], config=SMALL | {"intermediate_size": 600})
+
+
+@pytest.mark.parametrize("case", ["awq", "int4-asymmetric"])
+def test_no_format_with_zero_points_ends_inside_a_group(case):
+    """AWQ [K, N / 8] and packed [N, K / 8]: the shapes alone tell."""
+    config = SMALL | {"intermediate_size": 600, "quantization_config": CASES[case].config}
+    catalogue, at = Catalogue(plan(config, tp=3)), f"{LAYER}mlp.down_proj."
+    name, shape = ("qweight", (600, 16)) if case == "awq" else ("weight_packed", (128, 75))
+    with pytest.raises(ValueError, match=r"600 columns end inside a group of 128, .*; quantise it"):
+        catalogue.entry(at + name, shape, "I32")
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_cache_scale_per_head_follows_its_head(copies):
+    """A copied KV head is read with its own scale; a dummy head's is 1."""
+    planned = plan(SMALL, tp=6, strategy="in-group" if copies else "append")
+    stock = torch.tensor([0.5, 0.25])
+    for name in ("self_attn.k_scale", "self_attn.v_proj.v_scale"):
+        for shape in ((2,), (2, 1), (2, 1, 1)):
+            entry = Catalogue(planned).entry(LAYER + name, shape, "F32")
+            wide = pad_tensor(entry, stock.reshape(shape)).flatten().tolist()
+            assert wide == ([0.5] * 3 + [0.25] * 3 if copies else [0.5, 0.25, 1.0])
+
+
+def test_the_scales_of_blocks_keep_their_four_dimensions():
+    _, stock, made = padded(CASES["fp8-blocks-modelopt"])
+    name = f"{LAYER}mlp.gate_proj.weight_scale"
+    assert (stock[name].shape, made[name].shape) == ((5, 1, 1, 1), (6, 1, 1, 1))
 
 
 def test_single_scales_are_never_stretched():

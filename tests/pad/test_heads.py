@@ -60,19 +60,20 @@ def test_split_group_is_the_fewest_copies_that_divide_the_ratio(groups, tp):
 
 @given(st.tuples(st.integers(1, 4), st.integers(2, 9)), st.integers(2, 7))
 def test_in_group_has_the_fewest_query_heads(groups, tp):
-    """Against every number of copies, places in a copy, and dummy groups."""
+    """Against every number of copies, places in a copy, and dummy KV heads, where the cache is no
+    larger than append's, else where it may be.
+    """
     kv, ratio = groups
-    found = ways(kv * ratio, kv, tp).get("in-group")
+    both = ways(kv * ratio, kv, tp)
+    found = both.get("in-group")
     assume(found is not None)
     sizes = [
-        groups * copies * local
-        for copies in range(2, max(tp, ratio) + 1)
-        for local in range(1, ratio + 1)
-        if (copies - 1) * local < ratio <= copies * local
-        for groups in range(kv, kv + tp)
-        if serves(groups * copies * local, groups * copies, tp)
+        (padded_kv > tp * both["append"].kv_per_rank(tp), padded_kv * local)
+        for local in range(1, ratio)
+        for padded_kv in range(2 * kv, kv * ratio + tp)
+        if padded_kv >= kv * -(-ratio // local) and serves(padded_kv * local, padded_kv, tp)
     ]
-    assert found.q.padded == min(sizes)
+    assert found.q.padded == min(sizes)[1]
 
 
 @given(GROUPS, TP)
@@ -100,6 +101,8 @@ def test_padding_twice_changes_nothing(groups, tp):
         ("smollm2-135m", "append", (9, 3), 3, (9, 3)),
         ("16-2-heads", "in-group", (16, 2), 6, (18, 6)),
         ("16-2-heads", "append", (16, 2), 6, (24, 3)),
+        ("16-2-heads", "in-group", (16, 2), 5, (20, 5)),
+        ("32-2-heads", "in-group", (32, 2), 7, (42, 7)),
         ("qwen3.5-27b", "split-group", (24, 4), 3, (24, 12)),
     ],
 )

@@ -205,6 +205,26 @@ def test_what_nothing_serves_is_refused(options, sentence):
         plan(LLAMA_70B, **options)
 
 
+ALIBI = [{"alibi": True}, {"position_embedding_type": "alibi"}, {"attn_config": {"alibi": True}}]
+
+
+@pytest.mark.parametrize("said", ALIBI, ids=["flag", "type", "folder"])
+def test_slopes_by_head_bar_every_other_number_of_query_heads(said):
+    """From 28 to 33 heads each slope would change; a size that keeps them is planned."""
+    (key,) = said
+    with pytest.raises(ValueError, match=f"^{key}.*: a head's slope .* which 3 ranks would change"):
+        plan(LLAMA_70B | said, tp=3)
+    assert plan(LLAMA_70B | said, tp=4).inert
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256}
+    kept = plan(LLAMA_70B | said | heads, tp=3)
+    assert (kept.padded_sizes["q_heads"], kept.padded_sizes["kv_heads"]) == (24, 12)
+
+
+def test_a_denied_alibi_is_none():
+    said = {"alibi": False, "position_embedding_type": "rope", "attn_config": None}
+    assert plan(LLAMA_70B | said).padded_sizes == plan(LLAMA_70B).padded_sizes
+
+
 OLMO2 = LLAMA_70B | {"model_type": "olmo2", "rms_norm_eps": 1e-6}
 
 

@@ -107,6 +107,13 @@ class Catalogue:
         )  # fmt: skip
         return entry
 
+    def weight(self, name: str) -> tuple[Rule, tuple[Spread, ...]]:
+        """The rule of a weight, and the spread of each of its dimensions as a plain one. Errors:
+        ValueError for a name that is no part of the model.
+        """
+        key, at = self._find(name)
+        return key.rule, self._logical(key.rule, at)
+
     def missing(self, names: Collection[str]) -> list[str]:
         """Required tensors that are not among the names, in the order of the model; companions of
         those weights that ``entry`` has seen.
@@ -200,11 +207,10 @@ class Catalogue:
     def _place(
         self, name: str, key: Key, at: At, form: Format, shape: tuple[int, ...], dtype: str
     ) -> Placed:
-        rule, model = key.rule, self.plan.model
-        sizes, spreads = model.sizes_in(at.layer), self._spreads(at.layer)
+        rule = key.rule
         if key.suffix in CACHE:
-            return place_cache(name, shape, spreads.get("kv_heads"))
-        logical = tuple(spread_of(dim, sizes, spreads) for dim in rule.dims)
+            return place_cache(name, shape, self._spreads(at.layer).get("kv_heads"))
+        logical = self._logical(rule, at)
         if key.suffix in SINGLE:
             return place_single(name, shape, logical[:-2])
         stock = tuple(spread.stock for spread in logical)
@@ -217,6 +223,10 @@ class Catalogue:
         if found is None:
             raise ValueError(f"tensor {name} has shape {list(shape)}, expected {list(stock)}")
         return found
+
+    def _logical(self, rule: Rule, at: At) -> tuple[Spread, ...]:
+        sizes, spreads = self.plan.model.sizes_in(at.layer), self._spreads(at.layer)
+        return tuple(spread_of(dim, sizes, spreads) for dim in rule.dims)
 
     def _spreads(self, layer: int | None) -> Mapping[str, Spread]:
         spreads, suffix = self.plan.spreads, self.plan.model.suffix_in(layer)

@@ -29,6 +29,8 @@ ALIGNMENT = {
     "awq": (64, 128),
     "packed": (64, 128),
 }
+# What in a module's name may depend on numbers: a number, a character of a set, an expression.
+LAYER_NUMBER = re.compile(r"[0-9?\[]|^re:")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ class Format:
         if rule.plain or len(rule.dims) < 2:
             return (PLAIN,)
         module = rule.pattern.removesuffix(".weight").removesuffix("_blocks")
-        return tuple(dict.fromkeys(self._at(module, layer) for layer in layers)) or (PLAIN,)
+        layers = layers if self.tells_layers_apart else layers[:1]
+        # by identity first: to hash a format is to hash its lists of names
+        found = {id(form): form for form in (self._at(module, layer) for layer in layers)}
+        return tuple(dict.fromkeys(found.values())) or (PLAIN,)
 
     def quantises(self, rule: Rule, layers: Sequence[int | None] = (None,)) -> bool:
         """Whether such tensors are stored in this format or in one of its parts."""
@@ -87,6 +92,12 @@ class Format:
             columns = lcm(columns, column, form.columns or 1)
         last = (columns, rows) if transposed(rule) else (rows, columns)
         return (*(1,) * (len(rule.dims) - 2), *last)
+
+    @cached_property
+    def tells_layers_apart(self) -> bool:
+        """Whether a module's format may depend on the number of its layer."""
+        lists = (self.ignored, self.targets, *(part.targets for part in self.parts))
+        return any(LAYER_NUMBER.search(name) for names in lists for name in names)
 
     @cached_property
     def _ignored(self) -> Names:

@@ -6,7 +6,7 @@ that its source read.
 
 * ``append``: whole KV groups of zeros at the end.
 * ``in-group``: each KV head c times, its query heads dealt out over the copies, zeros where they do
-  not fill one. 16/2 on six ranks: 18/6.
+  not fill one, then KV heads of zeros. 16/2 on six ranks: 18/6; on five: 20/5.
 * ``split-group``: each KV head r times for an r that divides g; no zeros among the query heads.
   24/4 on three ranks: 24/12.
 """
@@ -62,43 +62,47 @@ def serves(q: int, kv: int, tp: int) -> bool:
 def candidates(
     q: int, kv: int, tp: int, *, fits: Callable[[Heads], bool] = lambda heads: True
 ) -> Iterator[Heads]:
-    """For each strategy the smallest padding that an engine takes and that ``fits``."""
+    """For each strategy the smallest padding that an engine takes and that ``fits``; where several
+    cache no more than ``append``, the smallest of those.
+    """
     if q < 1 or kv < 1 or q % kv:
         raise ValueError(f"query heads must be a positive multiple of KV heads, got {q} and {kv}")
+    cached = 0
     for strategy in STRATEGIES:
-        found = next((h for h in _WAYS[strategy](q, kv, tp) if fits(h)), None)
+        found = next((h for h in _WAYS[strategy](q, kv, tp, cached) if fits(h)), None)
         if found is not None:
+            cached = cached or found.kv_per_rank(tp)
             yield found
 
 
-def _append(q: int, kv: int, tp: int) -> Iterator[Heads]:
+def _append(q: int, kv: int, tp: int, cached: int) -> Iterator[Heads]:
     ratio = q // kv
     for padded in range(kv, _most(q, kv, tp) + 1):
         if serves(padded * ratio, padded, tp):
             yield Heads("append", appended(q, padded * ratio), appended(kv, padded))
 
 
-def _in_group(q: int, kv: int, tp: int) -> Iterator[Heads]:
-    """Copies c of each KV head, then whole groups if that does not divide; fewest q heads first."""
+def _in_group(q: int, kv: int, tp: int, cached: int) -> Iterator[Heads]:
+    """For each number of query heads to a copy (``local``) as few copies as hold them all. First
+    those with at most ``cached`` KV heads on a rank, each time fewest query heads first.
+    """
     ratio = q // kv
     found = []
-    for copies in range(2, max(tp, ratio) + 1):
-        for local in range(-(-ratio // copies), ratio):
-            if (copies - 1) * local >= ratio:
-                break  # a copy would be read by nobody
-            for groups in range(kv, kv + tp):
-                if serves(groups * copies * local, groups * copies, tp):
-                    found.append((groups * copies * local, groups * copies, copies, local, groups))
-                    break
-    for _, _, copies, local, groups in sorted(found):
+    for local in range(1, ratio):
+        copies = -(-ratio // local)
+        for padded in range(kv * copies, max(kv * copies + tp, cached * tp + 1)):
+            if serves(padded * local, padded, tp):
+                dear = max(padded // tp, 1) > cached
+                found.append((dear, padded * local, padded, local, copies))
+    for _, _, padded, local, copies in sorted(found):
         dealt = joined(_dealt(ratio, copies, local) for _ in range(kv))
-        dummies = (groups - kv) * copies
+        dummies = padded - kv * copies
         q_spread = dealt if not dummies else _extended(dealt, dummies * local)
         sources = [head for head in range(kv) for _ in range(copies)]
         yield Heads("in-group", q_spread, picked(kv, [*sources, *[None] * dummies]))
 
 
-def _split_group(q: int, kv: int, tp: int) -> Iterator[Heads]:
+def _split_group(q: int, kv: int, tp: int, cached: int) -> Iterator[Heads]:
     ratio = q // kv
     for copies in range(2, ratio + 1):
         if ratio % copies == 0 and serves(q, kv * copies, tp):
@@ -124,7 +128,7 @@ def _most(q: int, kv: int, tp: int) -> int:
     return kv + 64 * tp
 
 
-_WAYS: dict[str, Callable[[int, int, int], Iterator[Heads]]] = {
+_WAYS: dict[str, Callable[[int, int, int, int], Iterator[Heads]]] = {
     "append": _append,
     "in-group": _in_group,
     "split-group": _split_group,

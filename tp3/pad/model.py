@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Tags = frozenset[str]
@@ -118,15 +119,33 @@ class Model:
     kv_entries: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def places(self, rule: Rule) -> Iterator[int | None]:
-        """The layers that have a tensor of this rule; None once for one outside of the layers."""
+    @cached_property
+    def kinds(self) -> Mapping[Tags, tuple[int, ...]]:
+        """The layers by their tags: those of one kind have the same sizes and rules."""
+        found: dict[Tags, list[int]] = {}
+        for number, tags in enumerate(self.layers):
+            found.setdefault(tags, []).append(number)
+        return {tags: tuple(numbers) for tags, numbers in found.items()}
+
+    def kinds_with(self, rule: Rule) -> Iterator[tuple[int | None, ...]]:
+        """The layers that have a tensor of this rule, kind by kind; (None,) for one outside of the
+        layers.
+        """
         if "*" not in rule.pattern:
             if rule.applies(self.tags):
-                yield None
+                yield (None,)
             return
-        for number, tags in enumerate(self.layers):
+        for tags, numbers in self.kinds.items():
             if rule.applies(tags | self.tags):
-                yield number
+                yield numbers
+
+    def places(self, rule: Rule) -> Iterator[int | None]:
+        """The layers that have a tensor of this rule; None once for one outside of the layers."""
+        kinds = list(self.kinds_with(rule))
+        if len(kinds) == 1:
+            yield from kinds[0]
+        else:
+            yield from sorted(number for kind in kinds for number in kind if number is not None)
 
     def sizes_in(self, layer: int | None) -> Mapping[str, int]:
         """Sizes as they are in a layer."""

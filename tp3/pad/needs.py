@@ -1,4 +1,6 @@
-"""What limits a plan's sizes: quantisation blocks that no rank may cut, and wishes. No torch."""
+"""What limits a plan's sizes: quantisation blocks that no rank may cut, norms over a width that is
+cut, and wishes. No torch.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ class Needs:
         self.asked = asked
         self.names = {name for axis in model.axes for name in names_of(axis)}
         self._hard: dict[str, int] = dict.fromkeys(self.names, 1)
+        self._normed = {name for rule in model.rules if rule.correction for name in rule.dims}
         for rule in model.rules:
             if rule.plain:
                 continue
@@ -48,6 +51,13 @@ class Needs:
 
     def fits(self, name: str, padded: int) -> bool:
         return padded % self.tp == 0 and (padded // self.tp) % self.share(name) == 0
+
+    def parted(self, name: str, padded: int) -> bool:
+        """Whether ranks have heads of their own, where a norm runs over all of them: an engine that
+        gives one KV head to several ranks cuts the norm's weight at other places.
+        """
+        normed = any(name in extent.split("*") for extent in self._normed)
+        return padded % self.tp == 0 or not normed
 
     def whole(self, name: str, spread: Spread) -> bool:
         """Whether no quantisation block holds entries of two runs."""

@@ -187,8 +187,10 @@ def _write(rewrite: Rewrite, entries: Mapping[str, Entry], target: Path) -> Iter
     import torch
     from safetensors import safe_open
 
+    from tp3.pad.room import Room
     from tp3.pad.weights import pad_tensor
 
+    room = Room()
     with (
         unfinished(target).open("wb") as out,
         safe_open(rewrite.header.file, framework="pt") as handle,
@@ -197,11 +199,12 @@ def _write(rewrite: Rewrite, entries: Mapping[str, Entry], target: Path) -> Iter
         for name, stored in rewrite.padded.items():
             tensor = handle.get_tensor(name)
             if not entries[name].inert:
-                tensor = pad_tensor(entries[name], tensor)
+                tensor = pad_tensor(entries[name], tensor, room)
             data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
             assert data.nbytes == stored.end - stored.begin, (name, stored, data.nbytes)
             out.write(memoryview(data))
             yield data.nbytes
+            del tensor, data  # their memory is the next one's
         out.flush()
         os.fsync(out.fileno())
     os.replace(unfinished(target), target)

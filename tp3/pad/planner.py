@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, lcm
 from typing import Any
 
 from tp3.pad import heads as ways
+from tp3.pad.choice import choose, listed, nothing_serves, query_axes
 from tp3.pad.corrections import eps_factors
 from tp3.pad.extent import spread_of
 from tp3.pad.families import read_model
@@ -24,6 +25,7 @@ from tp3.pad.head_plans import head_ways
 from tp3.pad.ledger import Ledger, account, cached_by_layer
 from tp3.pad.model import HeadAxes, Model, Units, Vocabulary, Width
 from tp3.pad.needs import Needs, names_of
+from tp3.pad.positions import slopes
 from tp3.pad.spread import Spread, appended
 
 STRATEGIES = ("auto", *ways.STRATEGIES)
@@ -119,12 +121,12 @@ def plan(
 ) -> Plan:
     """The smallest padding of the model that `config` describes at `tp` ranks.
 
-    strategy: one way to pad heads, or ``auto``: the fewest bytes per rank among those that cache no
-    more per token than ``append``. local_multiple: for an axis, what a rank's share must divide by.
-    kv_bytes: what a rank's cache must take per token; kv_bytes_per_layer: the same in each layer
-    that caches (a partner model's, ``Plan.kv_bytes_per_layer``). also_tp: other sizes that the same
-    padding must serve. Errors: ValueError in one sentence when the config is not understood or
-    nothing serves.
+    strategy: one way to pad heads, or ``auto``: the fewest bytes per rank among those that cache in
+    no layer more per token than ``append``. local_multiple: for an axis, what a rank's share must
+    divide by. kv_bytes: what a rank's cache must take per token; kv_bytes_per_layer: the same in
+    each layer that caches (a partner model's, ``Plan.kv_bytes_per_layer``). also_tp: other sizes
+    that the same padding must serve. Errors: ValueError in one sentence when the config is not
+    understood or nothing serves.
     """
     sizes = (tp, *also_tp)
     for size in sizes:
@@ -158,37 +160,16 @@ def plan(
         plans = [p for p in plans if p.ledger.kv_bytes_per_token == kv_bytes]
     if kv_bytes_per_layer is not None:
         plans = [p for p in plans if set(p.kv_bytes_per_layer.values()) <= {kv_bytes_per_layer}]
+    if place := slopes(config):
+        plans = [p for p in plans if all(p.spreads[name].inert for name in query_axes(model))]
+        if not plans:
+            raise ValueError(
+                f"{place}: a head's slope is made from the number of query heads, which "
+                f"{listed(sizes)} ranks would change"
+            )
     if not plans:
-        raise ValueError(_nothing_serves(model, sizes, strategy, kv_bytes, kv_bytes_per_layer))
-    return _choose(plans)
-
-
-def _choose(plans: list[Plan]) -> Plan:
-    """Append's cache is the limit, then fewest bytes; of equals the first way."""
-    limit = next((p for p in plans if p.strategy == "append"), plans[0]).ledger.kv_bytes_per_token
-    fair = [p for p in plans if p.ledger.kv_bytes_per_token <= limit] or plans
-    best = min(fair, key=lambda p: p.ledger.weight_bytes)
-    rejected = []
-    for other in plans:
-        if other is best:
-            continue
-        ledger, size = other.ledger, _heads_text(other)
-        if ledger.kv_bytes_per_token > limit:
-            text = f"caches {ledger.kv_bytes_per_token} bytes per token, append {limit}"
-        else:
-            more = ledger.weight_bytes - best.ledger.weight_bytes
-            text = f"{more} more bytes of weights per rank" if more else "no fewer bytes"
-        rejected.append(f"{other.strategy} {size}: {text}")
-    return replace(best, rejected=tuple(rejected))
-
-
-def _heads_text(plan: Plan) -> str:
-    sizes = plan.padded_sizes
-    return ", ".join(
-        "/".join(str(sizes[name]) for name in axis.names)
-        for axis in plan.model.axes
-        if isinstance(axis, HeadAxes)
-    )
+        raise ValueError(nothing_serves(model, sizes, strategy, kv_bytes, kv_bytes_per_layer))
+    return choose(plans)
 
 
 def _fixed(model: Model, needs: Needs) -> tuple[dict[str, Spread], dict[str, str]]:
@@ -241,21 +222,6 @@ def _heads_reason(axis: Any, name: str, spreads: Mapping[str, Spread], tp: int) 
 
 def _multiple(tp: int, share: int) -> str:
     return f"multiple of {tp}" if share == 1 else f"multiple of {tp} × {share}"
-
-
-def _nothing_serves(
-    model: Model, sizes: tuple[int, ...], strategy: str, kv_bytes: int | None, layer: int | None
-) -> str:
-    heads = " and ".join(
-        f"{axis.q}/{axis.kv} heads" for axis in model.axes if isinstance(axis, HeadAxes)
-    )
-    way = "no strategy" if strategy == "auto" else strategy
-    limit = "" if kv_bytes is None else f" with {kv_bytes} bytes of cache per token"
-    if layer is not None:
-        limit += f" with {layer} bytes of cache per token and layer"
-    ranks = " and ".join(str(size) for size in sizes)
-    can = "can" if strategy == "auto" else "cannot"
-    return f"{way} {can} pad {heads or 'the model'} to {ranks} ranks{limit}"
 
 
 def _share(length: int, parts: int) -> int | float:

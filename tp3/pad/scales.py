@@ -21,8 +21,10 @@ _CODES = {"one": E8M0_ONE, "zero": 0, "2^-127": 0}
 
 def pad(tensor: Tensor, spreads: tuple[Spread, ...], fill: str) -> Tensor:
     """Errors: ValueError for ``2^-127`` where the scales are not e8m0."""
+    shape = [spread.padded for spread in spreads]
+    spreads = tuple(spread for spread in spreads if spread.padded > 1) or spreads[:1]
     raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-    wide = raw
+    wide = raw = raw.reshape([spread.stock for spread in spreads])  # the last are a row's blocks
     for dim, spread in enumerate(spreads):
         if not spread.inert:
             wide = torch.cat(_pieces(wide, dim, spread), dim)
@@ -30,7 +32,7 @@ def pad(tensor: Tensor, spreads: tuple[Spread, ...], fill: str) -> Tensor:
         wide[_dummy(spreads, wide)] = _number(fill, tensor.dtype, raw)
     elif not _normal(raw, tensor.dtype).all():
         _mend(wide, tensor.dtype, _dummy(spreads, wide))
-    return wide.view(tensor.dtype)
+    return wide.view(tensor.dtype).reshape(shape)
 
 
 def _pieces(raw: Tensor, dim: int, spread: Spread) -> list[Tensor]:

@@ -112,8 +112,12 @@ def _sizes(row: Companion, form: Format, last: Sequence[Spread]) -> Shape:
 
 
 def _spellings(whole: Shape, row: Companion, form: Format) -> set[Shape]:
-    """A dimension of one scale for all may be left out."""
+    """A dimension of one scale for all may be left out; ModelOpt keeps the blocks' own dimensions
+    (FP8_PB_WO, read by vLLM's ``modelopt``), of length 1.
+    """
     found = {whole}
+    if row.fill == "scale" and form.name == "fp8" and form.rows and form.columns:
+        found.add((*whole[:-1], 1, whole[-1], 1))
     if row.fill == "scale" and form.columns == 0:
         found.add(whole[:-1])
         if form.rows == 0:
@@ -163,14 +167,15 @@ def _placed(
         group_size = form.columns or "all"
         raise ValueError(
             f"tensor {name}: {columns.stock} columns end inside a group of {group_size}, "
-            "whose zero points differ, so that no code is zero for all of it"
+            "whose zero points differ, so that no code is zero for all of it; quantise it with "
+            "symmetric zero points, or in groups that divide the columns"
         )
-    # an axis that the file leaves out, or (1,) for one number
-    spreads = (
-        tuple(kept(1) for _ in shape)
-        if len(spreads) > len(shape) == shape.count(1)
-        else (spreads[: len(shape)])
-    )
+    if len(shape) == len(spreads) + 2:  # [N/r, 1, K/c, 1]
+        spreads = (*spreads[:-1], kept(1), spreads[-1], kept(1))
+    elif len(spreads) > len(shape) == shape.count(1):  # (1,) for one number
+        spreads = tuple(kept(1) for _ in shape)
+    else:  # an axis that the file leaves out
+        spreads = spreads[: len(shape)]
     padded = tuple(spread.padded for spread in spreads)
     fill: float | str = row.fill
     group = 0

@@ -10,7 +10,7 @@ import copy
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -19,14 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tp3.pad.catalogue import Catalogue, Entry
+from tp3.pad.audit import audit
 from tp3.pad.checkpoint import read_weights
 from tp3.pad.corrections import eps_factors
+from tp3.pad.dequantise import dequantised
+from tp3.pad.families import read_model
+from tp3.pad.formats import PLAIN, Format, read_format
 from tp3.pad.headers import INDEX, SINGLE
 from tp3.pad.planner import Plan, plan
 from tp3.pad.weights import padded_weights, spelled
 
 NUM_TOKENS = 24
+WIDENED = ("F64", "F32", "F16", "BF16")  # 8-bit floats are codes under a scale
 RANDOM_LAYERS = 2  # where only a config is given
 _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
@@ -68,17 +72,18 @@ def verify(
 ) -> Verified:
     """Compares both models on fixed tokens; ``path`` is a folder, or a config for random weights.
 
-    layers: only the first so many (with random weights two unless given). Errors: ValueError for
-    what cannot be compared, such as quantised weights.
+    layers: only the first so many (with random weights two unless given). Quantised weights are
+    padded as they are stored and compared as the numbers they mean. Errors: ValueError for what
+    cannot be compared, such as packed integers.
     """
     if find_spec("transformers") is None:
         raise ValueError("verify needs Transformers: pip install 'tp3[transformers]'")
-    if config.get("quantization_config"):
-        raise ValueError(f"verify compares plain weights, but those of {path} are quantised")
     if "tp3" in config:
         raise ValueError(f"{path} is padded already; verify the checkpoint that it was made from")
     root = Path(path)
     has_weights = (root / SINGLE).exists() or (root / INDEX).exists()
+    if _is_quantised(read_format(config)) and not has_weights:
+        raise ValueError(f"verify makes plain weights, but those of {path} are quantised")
     if not has_weights and layers is None:
         layers = RANDOM_LAYERS
     short = _shortened(config, layers)
@@ -88,7 +93,7 @@ def verify(
             _save_random(short, Path(scratch), seed)
             root = Path(scratch)
         weights = {
-            name: tensor.float() if tensor.is_floating_point() else tensor
+            name: tensor.float() if spelled(tensor.dtype) in WIDENED else tensor
             for name, tensor in _first_layers(read_weights(root), len(planned.model.layers))
         }
     return _compare(short, planned, weights)
@@ -96,6 +101,10 @@ def verify(
 
 def _compare(config: Mapping[str, Any], planned: Plan, weights: dict[str, Tensor]) -> Verified:
     padded = dict(padded_weights(weights.items(), planned))
+    if _is_quantised(form := planned.format):
+        weights, padded = dequantised(weights, form), dequantised(padded, form)
+        config = _without_quantisation(config)
+        planned = replace(planned, model=read_model(config), format=PLAIN)
     zeros, wrong = audit(planned, weights, padded)
     vocab = _vocabulary(config)
     tokens = torch.arange(NUM_TOKENS)[None] * 7919 % vocab
@@ -116,44 +125,6 @@ def _compare(config: Mapping[str, Any], planned: Plan, weights: dict[str, Tensor
         wrong=wrong,
         tail=float(tail.abs().max()) if tail.numel() else 0.0,
     )
-
-
-def audit(
-    planned: Plan, stock: Mapping[str, Tensor], padded: Mapping[str, Tensor]
-) -> tuple[int, tuple[str, ...]]:
-    """Number of padded entries, and the tensors where one is not its fill or a copy is not one.
-
-    Every rank's share is a part of these tensors, so a clean audit is clean on every rank.
-    """
-    catalogue = Catalogue(planned)
-    num_padded, wrong = 0, []
-    for name, tensor in stock.items():
-        entry = catalogue.entry(name, tuple(tensor.shape), spelled(tensor.dtype))
-        if entry.inert:
-            continue
-        made = padded[name]
-        expected, mask = _expected(entry, tensor)
-        num_padded += int(mask.sum())
-        if not torch.equal(made, expected):
-            wrong.append(name)
-    return num_padded, tuple(wrong)
-
-
-def _expected(entry: Entry, tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The padded tensor by indexing entry by entry, and where it is padding."""
-    if entry.factor != 1.0:
-        tensor = (tensor.double() * entry.factor).to(tensor.dtype)
-    mask = torch.zeros((), dtype=torch.bool)
-    for dim, spread in enumerate(entry.spreads):
-        sources = spread.sources
-        index = torch.tensor([0 if source is None else source for source in sources])
-        tensor = tensor.index_select(dim, index)
-        shape = [1] * len(entry.spreads)
-        shape[dim] = len(sources)
-        mask = mask | torch.tensor([source is None for source in sources]).reshape(shape)
-    assert not isinstance(entry.fill, str), "a plain weight is filled with a number"
-    mask = mask.expand(tensor.shape)
-    return tensor.masked_fill(mask, entry.fill), mask
 
 
 def _first_layers(
@@ -183,6 +154,18 @@ def _shortened(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     if isinstance(inner.get("max_window_layers"), int):
         inner["max_window_layers"] = min(inner["max_window_layers"], layers)
     return short
+
+
+def _is_quantised(form: Format) -> bool:
+    return form.name != PLAIN.name or bool(form.parts)
+
+
+def _without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_quantisation(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key != "quantization_config"
+    }
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ tensors on untouched. An inert plan returns the caller's own stream, unless a ta
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -19,7 +19,10 @@ from torch import Tensor
 from tp3.pad import scales
 from tp3.pad.catalogue import Catalogue, Entry
 from tp3.pad.planner import Plan
+from tp3.pad.room import Room
 from tp3.pad.spread import Spread
+
+Empty = Callable[[Tensor, Sequence[int]], Tensor]  # a new tensor of a shape, like another
 
 # How safetensors spells a dtype.
 SPELLING = {
@@ -66,6 +69,7 @@ def padded_weights(
 def _stream(
     weights: Iterable[tuple[str, Tensor]], catalogue: Catalogue, strict: bool, tally: Tally
 ) -> Iterator[tuple[str, Tensor]]:
+    room = Room()
     for name, tensor in weights:
         try:
             if name in tally.names:
@@ -76,14 +80,14 @@ def _stream(
             _reject(error, strict)
             yield name, tensor
             continue
-        box = [pad_tensor(entry, tensor)]
+        box = [pad_tensor(entry, tensor, room)]
         del tensor  # while the consumer works, this frame holds neither of the two
         yield name, box.pop()
     for name in catalogue.missing(tally.names):
         _reject(ValueError(f"tensor {name} is missing"), strict)
 
 
-def pad_tensor(entry: Entry, tensor: Tensor) -> Tensor:
+def pad_tensor(entry: Entry, tensor: Tensor, empty: Empty = Tensor.new_empty) -> Tensor:
     """A new tensor of `entry.padded`, or the same object where nothing changes. Shape and dtype are
     those that the entry was made for.
     """
@@ -97,33 +101,32 @@ def pad_tensor(entry: Entry, tensor: Tensor) -> Tensor:
     if isinstance(entry.fill, str):
         return scales.pad(tensor, entry.spreads, entry.fill)
     trained = tensor if entry.factor == 1.0 else (tensor.double() * entry.factor).to(tensor.dtype)
-    return _spread(trained, entry.spreads, entry.fill)
+    return _spread(trained, entry.spreads, entry.fill, empty)
 
 
-def _spread(tensor: Tensor, spreads: tuple[Spread, ...], fill: float) -> Tensor:
-    wide = _filled(tensor, tuple(spread.padded for spread in spreads), fill)
+def _spread(
+    tensor: Tensor, spreads: tuple[Spread, ...], fill: float, empty: Empty = Tensor.new_empty
+) -> Tensor:
+    wide = empty(tensor, tuple(spread.padded for spread in spreads))
     source, target = _raw(tensor), _raw(wide)
-    for pieces in product(*(list(copies(spread)) for spread in spreads)):
-        target[tuple(to for to, _ in pieces)] = source[tuple(of for _, of in pieces)]
+    for pieces in product(*(list(runs(spread)) for spread in spreads)):
+        there = target[tuple(to for to, _ in pieces)]
+        trained = tuple(of for _, of in pieces if of is not None)
+        if len(trained) == len(pieces):
+            there.copy_(source[trained])
+        elif fill == 0.0:
+            there.zero_()
+        else:
+            there.copy_(_raw(tensor.new_full((1,), fill)))
     return wide
 
 
-def copies(spread: Spread) -> Iterator[tuple[slice, slice]]:
-    """Where each trained run lies in the padded axis and in the trained one."""
+def runs(spread: Spread) -> Iterator[tuple[slice, slice | None]]:
+    """Where each run lies in the padded axis, and in the trained one; None: nothing was trained."""
     at = 0
     for first, count in spread.runs:
-        if first is not None:
-            yield slice(at, at + count), slice(first, first + count)
+        yield slice(at, at + count), None if first is None else slice(first, first + count)
         at += count
-
-
-def _filled(tensor: Tensor, shape: tuple[int, ...], fill: float) -> Tensor:
-    if fill == 0.0:
-        wide = tensor.new_empty(shape)
-        _raw(wide).zero_()
-        return wide
-    number = fill if tensor.is_floating_point() else int(fill)
-    return tensor.new_empty(shape).fill_(number)
 
 
 def _raw(tensor: Tensor) -> Tensor:
@@ -137,9 +140,9 @@ def _groups(entry: Entry, tensor: Tensor) -> Tensor:
     if entry.fill == "group":
         return (torch.arange(spread.padded, device=tensor.device) // entry.group).to(tensor.dtype)
     wide = _spread(tensor, entry.spreads, 0.0)
-    dummy = torch.ones(spread.padded, dtype=torch.bool)
-    for to, _ in copies(spread):
-        dummy[to] = False
+    dummy = torch.zeros(spread.padded, dtype=torch.bool)
+    for to, of in runs(spread):
+        dummy[to] = of is None
     extra = torch.arange(int(dummy.sum())) + spread.stock
     wide[dummy] = (extra // entry.group).to(wide.device, wide.dtype)
     return wide
