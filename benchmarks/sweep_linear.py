@@ -1,0 +1,81 @@
+"""µs of ``mxfp4_linear`` and ``grouped_fp8_linear`` with other tiles, at 1 row and at 16.
+
+    python benchmarks/sweep_linear.py
+
+The tiles in use are those of ``TILES`` in the kernels' files; ``bench_linear`` tells how it times.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from linear_timing import DEVICE, gate, measured, operands_of
+
+from tests.kernels.linear.cases import LAUNCHERS, Case
+from tp3.bench.machine import hardware, versions
+from tp3.kernels import fp8_linear, mxfp4_linear, split_k, tiles
+from tp3.kernels.tiles import Tile, Tiles
+
+
+@contextmanager
+def tiled(module: Any, tile: Tile, blocks: int) -> Iterator[None]:
+    before = module.TILES, tiles.BLOCKS
+    module.TILES, tiles.BLOCKS = Tiles({16: tile}, {16: tile}), blocks
+    try:
+        yield
+    finally:
+        module.TILES, tiles.BLOCKS = before
+
+
+def microseconds(module: Any, case: Case, tile: Tile, blocks: int) -> float:
+    (x,), copies, rest = operands_of(case)
+    with tiled(module, tile, blocks):
+        calls = [lambda c=c: LAUNCHERS[case.kernel](x, *c, *rest) for c in copies]
+        return measured({"tp3": calls})["tp3"][1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script")
+    tiny = parser.parse_args().tiny
+    assert split_k.split_of is tiles.split_of
+    print(hardware(DEVICE), versions(DEVICE))
+    print(gate(10 if tiny else 40), flush=True)
+    for module, case, choices in PLAN:
+        if tiny:
+            case, choices = replace(case, n=200, k=320), choices[:1]
+        for m in (1, 16):
+            for tile, blocks in choices:
+                us = microseconds(module, replace(case, m=m), tile, blocks)
+                print(f"{case.kernel} {m}x{case.n}x{case.k}: {us:.1f} µs, {tile}, {blocks} blocks")
+
+
+# n, slab, warps, stages; blocks
+SWEEP_MXFP4 = [
+    (Tile(n, 16, slab, warps, stages), blocks)
+    for n, slab, warps, stages, blocks in (
+        (128, 256, 8, 4, 264), (128, 256, 4, 4, 264), (128, 256, 8, 5, 264), (64, 256, 4, 4, 396),
+        (64, 256, 4, 5, 264), (64, 512, 4, 4, 264), (128, 512, 8, 3, 132), (128, 256, 8, 4, 132),
+        (128, 128, 8, 6, 264), (128, 128, 4, 6, 396), (64, 128, 4, 6, 528),
+    )
+]  # fmt: skip
+SWEEP_FP8 = [
+    (Tile(n, 16, 128, warps, stages), blocks)
+    for n, warps, stages, blocks in (
+        (128, 4, 5, 264), (128, 8, 5, 264), (128, 8, 4, 264), (64, 4, 6, 396), (64, 4, 4, 528),
+        (128, 8, 6, 132),
+    )
+]  # fmt: skip
+
+
+PLAN = (
+    (mxfp4_linear, Case("mxfp4_linear", 1, 5120, 5824), SWEEP_MXFP4),
+    (mxfp4_linear, Case("mxfp4_linear", 1, 82816, 5120), SWEEP_MXFP4),
+    (fp8_linear, Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4), SWEEP_FP8),
+)
+
+
+if __name__ == "__main__":
+    main()

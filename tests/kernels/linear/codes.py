@@ -1,0 +1,93 @@
+"""Kernels that only decode, and what they must give: every code at every place of a word."""
+
+import torch
+import triton
+import triton.language as tl
+
+from tp3.kernels import reference
+from tp3.kernels.codecs import e2m1_values, e4m3_values, e8m0_pair
+from tp3.kernels.operands import start, target_of
+
+WIDTH = 16  # words of a row
+
+
+@triton.jit(do_not_specialize=["words", "scales", "out"])
+def e2m1_kernel(
+    words: tl.int64,  # address of [ROWS, WIDTH] uint32
+    scales: tl.int64,  # address of [ROWS, WIDTH] uint8, one for each word
+    out: tl.int64,  # address of [4, ROWS, 2 WIDTH] bf16, written
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TARGET: tl.constexpr,
+):
+    at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    packed = tl.load(words.to(tl.pointer_type(tl.uint32)) + at)
+    scale = e8m0_pair(tl.load(scales.to(tl.pointer_type(tl.uint8)) + at))
+    to = tl.arange(0, ROWS)[:, None] * 2 * WIDTH + tl.arange(0, 2 * WIDTH)[None, :]
+    for j in tl.static_range(4):
+        values = e2m1_values(packed, j, scale, TARGET)
+        tl.store(out.to(tl.pointer_type(tl.bfloat16)) + j * 2 * ROWS * WIDTH + to, values)
+
+
+@triton.jit(do_not_specialize=["words", "out"])
+def e4m3_kernel(
+    words: tl.int64,  # address of [ROWS, WIDTH] uint32
+    out: tl.int64,  # address of [2, ROWS, 2 WIDTH] bf16, written
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TARGET: tl.constexpr,
+):
+    at = tl.arange(0, ROWS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    packed = tl.load(words.to(tl.pointer_type(tl.uint32)) + at)
+    to = tl.arange(0, ROWS)[:, None] * 2 * WIDTH + tl.arange(0, 2 * WIDTH)[None, :]
+    for j in tl.static_range(2):
+        values = e4m3_values(packed, j, TARGET)
+        tl.store(out.to(tl.pointer_type(tl.bfloat16)) + j * 2 * ROWS * WIDTH + to, values)
+
+
+def wrong_e2m1(device="cpu"):
+    """How many decoded codes differ in a bit from the reference, of each code with each scale."""
+    made = torch.Generator().manual_seed(0)
+    scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, WIDTH).contiguous()
+    same = torch.arange(16, dtype=torch.uint8)[:, None] * 0x11
+    uniform = same.expand(16, 4).reshape(1, -1).expand(256, -1)
+    mixed = torch.randint(0, 256, (256, 4 * WIDTH), generator=made, dtype=torch.uint8)
+    wrong = 0
+    for packed in (uniform.contiguous(), mixed):
+        packed, scales = packed.to(device), scales.to(device)
+        out = torch.full((4, 256, 2 * WIDTH), 7.0, dtype=torch.bfloat16, device=device)
+        _start(e2m1_kernel, (packed, scales, out))
+        scale = reference.e8m0(scales, torch.float64).repeat_interleave(8, dim=1)
+        want = (reference.e2m1(packed, torch.float64) * scale).bfloat16()
+        wrong += _different(out, in_pairs(want, 8))
+    return wrong
+
+
+def wrong_e4m3(device="cpu"):
+    made = torch.Generator().manual_seed(0)
+    uniform = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 4 * WIDTH).contiguous()
+    mixed = torch.randint(0, 256, (256, 4 * WIDTH), generator=made, dtype=torch.uint8)
+    wrong = 0
+    for codes in (uniform, mixed):
+        codes = codes.to(device)
+        out = torch.full((2, 256, 2 * WIDTH), 7.0, dtype=torch.bfloat16, device=device)
+        _start(e4m3_kernel, (codes, out))
+        wrong += _different(out, in_pairs(reference.e4m3(codes, torch.bfloat16), 4))
+    return wrong
+
+
+def in_pairs(values, per_word):
+    """[R, K] to [per_word/2, R, K/(per_word/2)]: pair J holds columns J, J + per_word/2, ..."""
+    return torch.stack([values[:, j :: per_word // 2] for j in range(per_word // 2)])
+
+
+def _start(kernel, tensors):
+    device = tensors[0].device
+    constants = {"ROWS": 256, "WIDTH": WIDTH, "TARGET": target_of(device)}
+    start(kernel, 4, device, (1, 1), tensors, **constants)
+
+
+def _different(got, want):
+    nan = torch.isnan(want)
+    assert torch.isnan(got[nan]).all()
+    return int((got.view(torch.int16) != want.view(torch.int16))[~nan].sum())

@@ -1,0 +1,105 @@
+"""What the compilers make of the products, for GPUs that are not here: spills, widths, and where
+decoded weights go. AMD: compiled, never run.
+"""
+
+import functools
+import re
+
+import pytest
+import triton
+from triton.compiler import ASTSource
+
+from tests.kernels.compiled import TARGETS, Compiled
+from tp3.kernels import fp8_linear, mxfp4_linear, mxfp4_moe
+
+FEW, MANY = "fewest rows", "most rows"
+MXFP4 = {"X_FP8": False, "PARTIAL": False}
+FP8 = {"X_FP8": False, "X_BLOCKS": False, "W_BLOCKS": True, "PARTIAL": False}
+NATIVE = {"X_FP8": True, "X_BLOCKS": True, "W_BLOCKS": True, "PARTIAL": False}
+MOE = {"X_FP8": False, "EXPERTS": 512}
+KERNELS = {
+    "mxfp4": (mxfp4_linear, "mxfp4_linear_kernel", FEW, MXFP4),
+    "mxfp4 many": (mxfp4_linear, "mxfp4_linear_kernel", MANY, {**MXFP4, "PARTIAL": True}),
+    "moe": (mxfp4_moe, "mxfp4_moe_kernel", FEW, MOE),
+    "fp8": (fp8_linear, "fp8_linear_kernel", MANY, FP8),
+    "fp8 e4m3": (fp8_linear, "fp8_linear_kernel", MANY, NATIVE),
+}
+# Shared memory of a block, in bytes.
+ROOM = {"sm_90": 232_448, "gfx1201": 65_536, "gfx942": 65_536, "gfx950": 163_840}
+
+
+@functools.cache
+def made(name, target):
+    """Compiled, its tile, and bytes of shared memory."""
+    module, kernel_name, rows, constants = KERNELS[name]
+    to, kernel = TARGETS[target], getattr(module, kernel_name)
+    tiles = module.TILES.nvidia if to.code == "cuda" else module.TILES.amd
+    tile = tiles[min(tiles) if rows == FEW else max(tiles)]
+    constants = {**constants, **tile.constants, "TARGET": to.code}
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in constants else "i64" for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={},
+    )
+    options = {"num_warps": tile.warps, "enable_fp_fusion": False}
+    built = triton.compile(source, target=to.gpu, options=options)
+    threads = tile.warps * to.gpu.warp_size
+    binary = built.asm["cubin"] if to.code == "cuda" else None
+    code = Compiled(built.asm[to.stage], to.dialect, threads, (0, 0), constants, binary)
+    return code, tile, built.metadata.shared, built.asm["ttgir"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_nothing_spills_and_memory_suffices(name, target, tmp_path):
+    kernel, _, shared, _ = made(name, target)
+    assert shared <= ROOM[target]
+    if target == "sm_90":
+        registers, stack = kernel.usage(tmp_path)
+        assert (stack, registers * kernel.threads <= 65_536) == (0, True), registers
+        return
+    for key in (r"\.private_segment_fixed_size:", r"\.[sv]gpr_spill_count:", "; ScratchSize:"):
+        assert set(re.findall(key + r"\s*(\d+)", kernel.text)) == {"0"}, key
+
+
+def copied_bytes(text):
+    """Of each asynchronous copy of a thread on an NVIDIA GPU."""
+    found = re.findall(r"cp\.async\.\w+\.shared\.global.*?, (0x\w+|\d+)", text)
+    return [int(width, 0) for width in found]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_weights_and_x_are_loaded_16_bytes_at_a_time(name, target):
+    """What a slab takes of each, over the threads; scales and outputs may be narrow."""
+    kernel, tile, _, _ = made(name, target)
+    per_weight = 0.5 if "mxfp4" in name or name == "moe" else 1
+    per_x = 1 if "e4m3" in name else 2
+    vectors = tile.slab * (tile.n * per_weight + tile.m * per_x) / 16 / kernel.threads
+    if target == "sm_90":
+        widths = copied_bytes(kernel.text)
+        copies = [width for width in widths if width == 16]
+        assert set(widths) <= ({4, 16} if "fp8" in name else {16})  # scales of blocks are fp32
+    else:
+        kind = kernel.dialect.kind
+        copies = [line for line in kernel.text.splitlines() if kind(line) == "given"]
+    assert len(copies) >= vectors, (len(copies), vectors)
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "fp8 e4m3"])
+def test_decoded_weights_stay_in_registers(name):
+    """On an NVIDIA GPU shared memory is written with x only, and read as weights were stored: a
+    tile of bf16 would be as many bytes four times over, there and back.
+    """
+    _, tile, _, graph = made(name, "sm_90")
+    decoded = rf"local_load .*tensor<{tile.n}x\d+xbf16, #ttg\.dot_op"
+    assert not re.findall(decoded, graph)
+    assert re.findall(rf"warp_group_dot .*tensor<{tile.n}x\d+xbf16, #ttg\.dot_op", graph)
+
+
+def test_narrow_copies_are_seen():
+    lines = ["cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;",
+             "cp.async.ca.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x4, %r2;"]  # fmt: skip
+    assert copied_bytes("\n".join(lines)) == [16, 4]

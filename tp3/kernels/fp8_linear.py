@@ -1,0 +1,219 @@
+"""y = x W^T with W in e4m3, scaled per channel, or in blocks of 128 x 128; for groups as well.
+
+Contract: any M and N, K any multiple of 16. Nothing beyond K or N is read, no copy of W is made,
+and blocks at the edges may be smaller. x is bf16, or e4m3 scaled per token or per token and 128 of
+K. Each 128 of K are summed apart and then added in fp32: NVIDIA's sums of FP8 products keep fewer
+bits than fp32. A NaN of W is one in y.
+
+Symbols: M rows of x, N rows of W, K columns, G groups (1 unless ``grouped_fp8_linear``).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tp3.kernels.arithmetic import narrowed
+from tp3.kernels.codecs import dot, e4m3_values
+from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
+from tp3.kernels.primitives import vectors_at
+from tp3.kernels.split_k import PART, combined, parts_for
+from tp3.kernels.tiles import Tile, Tiles
+
+BLOCK = 128  # of N and of K, that share a scale
+SLAB = tl.constexpr(BLOCK)
+UNIT = 16  # of K: bytes that a thread loads at once
+
+TILES = Tiles(
+    nvidia={
+        16: Tile(n=128, m=16, slab=BLOCK, warps=4, stages=5),
+        64: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=4),
+    },
+    amd={
+        16: Tile(n=64, m=16, slab=BLOCK, warps=4, stages=2),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=8, stages=2),
+    },
+)
+
+
+@triton.jit
+def below(offsets, limit):
+    """Which offsets lie in a row: what bounds the last slab."""
+    return offsets < limit
+
+
+@triton.jit
+def slab_product(
+    w, x, X_FP8: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TARGET: tl.constexpr
+):
+    """[BN, BM] fp32: one slab of W x^T.
+
+    w: [BN, SLAB/4] uint32; with X_FP8 on an NVIDIA GPU [BN, SLAB] e4m3. x: [BM, SLAB] bf16, or
+    as w.
+    """
+    part = tl.zeros([BN, BM], tl.float32)
+    if X_FP8 and TARGET == "cuda":
+        part = tl.dot(w, tl.trans(x), part)
+    elif X_FP8:
+        for j in tl.static_range(2):
+            part = dot(e4m3_values(w, j, TARGET), e4m3_values(x, j, TARGET), part, TARGET)
+    else:
+        even, odd = tl.split(x.reshape([BM, SLAB // 2, 2]))
+        part = dot(e4m3_values(w, 0, TARGET), even, part, TARGET)
+        part = dot(e4m3_values(w, 1, TARGET), odd, part, TARGET)
+    return part
+
+
+@triton.jit(
+    do_not_specialize=[
+        "x", "x_scale", "w", "w_scale", "y", "x_vectors", "group_vectors", "num_m", "num_n",
+        "num_units", "tiles_n", "slabs", "splits",
+    ]
+)  # fmt: skip
+def fp8_linear_kernel(
+    x: tl.int64,  # address of [M, G, K] bf16 or e4m3, rows x_vectors, groups group_vectors apart
+    x_scale: tl.int64,  # X_FP8: address of fp32 [M, G], or [M, G, ceil(K/128)] with X_BLOCKS
+    w: tl.int64,  # address of [G, N, K] e4m3
+    w_scale: tl.int64,  # address of fp32 [G, N], or [G, ceil(N/128), ceil(K/128)] with W_BLOCKS
+    y: tl.int64,  # address of [M, G, N] bf16, written; PARTIAL: parts of split_k, fp32, written
+    x_vectors: tl.int64,  # of 16 bytes
+    group_vectors: tl.int64,
+    num_m: tl.int64,
+    num_n: tl.int64,
+    num_units: tl.int64,  # K / 16
+    tiles_n: tl.int64,  # of a group
+    slabs: tl.int64,  # of a split
+    splits: tl.int64,
+    X_FP8: tl.constexpr,
+    X_BLOCKS: tl.constexpr,
+    W_BLOCKS: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    SLAB: tl.constexpr,
+    STAGES: tl.constexpr,
+    TARGET: tl.constexpr,
+):
+    """>>> x [1, 2, 0, ...], a row of W 0x38 (1.0), 0xC0 (-2.0), scale 2.0: y = (1 - 4) * 2 = -6"""
+    NATIVE: tl.constexpr = X_FP8 and TARGET == "cuda"
+    W_TYPE: tl.constexpr = tl.float8e4nv if NATIVE else tl.uint32
+    X_TYPE: tl.constexpr = W_TYPE if X_FP8 else tl.bfloat16
+    PER_W: tl.constexpr = 128 // W_TYPE.primitive_bitwidth  # elements of 16 bytes
+    PER_X: tl.constexpr = 128 // X_TYPE.primitive_bitwidth
+    X_UNIT: tl.constexpr = PER_X if X_FP8 else 16  # elements of 16 columns
+    units = num_units.to(tl.int32)
+    group = tl.program_id(0) // tiles_n
+    split = (tl.program_id(1) % splits).to(tl.int32)
+    tile_n = (tl.program_id(0) % tiles_n).to(tl.int32)
+    n = tile_n * BN + tl.arange(0, BN)
+    m = (tl.program_id(1) // splits).to(tl.int32) * BM + tl.arange(0, BM)
+    groups = tl.num_programs(0) // tiles_n
+    row = tl.minimum(n, num_n - 1).to(tl.int64) + group * num_n
+    at_m = m.to(tl.int64)
+    inside = m < num_m
+    w_rows = vectors_at(w, W_TYPE) + row[:, None] * (num_units * PER_W)
+    x_rows = vectors_at(x, X_TYPE) + (at_m * x_vectors + group * group_vectors)[:, None] * PER_X
+    columns = tl.cdiv(units, SLAB // 16)  # of scales
+    w_scales = w_scale.to(tl.pointer_type(tl.float32))
+    if W_BLOCKS:
+        rows = tl.cdiv(num_n, SLAB)
+        w_scales += (group * rows + tile_n * BN // SLAB) * columns
+    if X_FP8:
+        x_scales = x_scale.to(tl.pointer_type(tl.float32))
+        x_scales += (at_m * groups + group) * (columns if X_BLOCKS else 1)
+    w_at = tl.arange(0, SLAB // 16 * PER_W)[None, :]
+    x_at = tl.arange(0, SLAB // 16 * X_UNIT)[None, :]
+    first = split * slabs.to(tl.int32)
+    last = tl.minimum(first + slabs.to(tl.int32), columns)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for slab in tl.range(first, last, num_stages=STAGES):
+        at = slab * (SLAB // 16 * PER_W) + w_at
+        w_slab = tl.load(w_rows + at, below(at, units * PER_W), other=0.0)
+        at = slab * (SLAB // 16 * X_UNIT) + x_at
+        x_slab = tl.load(x_rows + at, inside[:, None] & below(at, units * X_UNIT), other=0.0)
+        part = slab_product(w_slab, x_slab, X_FP8, BM, BN, TARGET)
+        if W_BLOCKS:
+            part *= tl.load(w_scales + slab)
+        if X_BLOCKS:
+            part *= tl.load(x_scales + slab, inside, other=0)[None, :]
+        acc += part
+    if not W_BLOCKS:
+        acc *= tl.load(w_scales + row)[:, None]
+    if X_FP8 and not X_BLOCKS:
+        acc *= tl.load(x_scales, inside, other=0)[None, :]
+    y_row = (at_m * groups + group)[:, None] * num_n
+    written = inside[:, None] & (n < num_n)[None, :]
+    if PARTIAL:
+        count = num_m * groups * num_n
+        y_row += split.to(tl.int64) * (tl.cdiv(count, PART) * PART)
+        tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
+    else:
+        result = narrowed(tl.trans(acc), "SUM", 1, tl.bfloat16, TARGET)
+        tl.store(vectors_at(y, tl.bfloat16) + y_row + n[None, :], result, written)
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y [M, N] bf16.
+
+    x: [M, K] bf16, or e4m3 with x_scale fp32, [M] or [M, ceil(K/128)]. weight: [N, K] e4m3.
+    weight_scale: fp32 [N], or [ceil(N/128), ceil(K/128)]. Errors: ValueError.
+    """
+    check("x", x, (torch.bfloat16, E4M3), (None, None))
+    check("weight", weight, (E4M3,), (None, x.shape[1]))
+    if x_scale is not None:
+        x_scale = x_scale[:, None]
+    return product(x[:, None], weight[None], weight_scale[None], x_scale)[:, 0]
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y [M, G, N] bf16 of groups.
+
+    x: [M, G, K]. x_scale: [M, G], or [M, G, ceil(K/128)]. weight: [G, N, K]. weight_scale: [G, N],
+    or [G, ceil(N/128), ceil(K/128)]. Errors: ValueError.
+    """
+    groups, num_n, k = weight.shape
+    num_m, x_fp8 = x.shape[0], x.dtype == E4M3
+    columns = -(-k // BLOCK)
+    if k % UNIT:
+        raise ValueError(f"weight has rows of {k}; allowed: multiples of {UNIT}")
+    if x_fp8 != (x_scale is not None):
+        raise ValueError(f"x is {x.dtype}, x_scale is {x_scale}; allowed: a scale with e4m3 only")
+    w_blocks = weight_scale.dim() == 3
+    wanted = (groups, -(-num_n // BLOCK), columns) if w_blocks else (groups, num_n)
+    check("weight_scale", weight_scale, (torch.float32,), wanted)
+    x_blocks = x_scale is not None and x_scale.dim() == 3
+    if x_scale is not None:
+        wanted = (num_m, groups, columns) if x_blocks else (num_m, groups)
+        check("x_scale", x_scale, (torch.float32,), wanted)
+        x_scale = x_scale.contiguous()
+    same_device(x=x, weight=weight, weight_scale=weight_scale, x_scale=x_scale)
+    if not (num_m and groups and num_n and k):
+        return x.new_zeros((num_m, groups, num_n), dtype=torch.bfloat16)
+    target = target_of(x.device)
+    x = rows_of(x)
+    tile = TILES.of(target, num_m)
+    parts = parts_for(tile, x.device, num_m, num_n, k, groups)
+    in_vectors = [stride * x.element_size() // 16 for stride in x.stride()[:2]]
+    start(
+        fp8_linear_kernel,
+        tile,
+        x.device,
+        parts.grid,
+        (
+            x, x_scale, fixed("weight", weight), weight_scale.contiguous(), parts.out, *in_vectors,
+            num_m, num_n, k // UNIT, parts.grid[0] // groups, parts.slabs,
+            parts.splits,
+        ),
+        X_FP8=x_fp8, X_BLOCKS=x_blocks, W_BLOCKS=w_blocks, PARTIAL=parts.splits > 1,
+        TARGET=target,
+    )  # fmt: skip
+    return combined(parts)

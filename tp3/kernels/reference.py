@@ -1,0 +1,112 @@
+"""What the kernels compute, in plain PyTorch: the numbers of a format, then one product.
+
+``dtype`` is that of the arithmetic, fp64 for a truth, fp32 otherwise; nothing is rounded after it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BLOCK = 128
+
+
+def e2m1(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[..., K/2] uint8 to [..., K]; the code of the even column in the lower half."""
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=dtype, device=packed.device)
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    return table[codes.long()]
+
+
+def e8m0(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 to 2**(code - 127); 255 is NaN."""
+    values = torch.exp2(codes.double() - 127)
+    return torch.where(codes == 255, torch.nan, values).to(dtype)
+
+
+def e4m3(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """uint8, or float8_e4m3fn, to its value; 127 and 255 are NaN."""
+    bits = codes.view(torch.uint8).long()
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    value = torch.where(
+        exponent == 0,
+        torch.ldexp(fraction.double(), torch.tensor(-9)),
+        torch.ldexp(8.0 + fraction.double(), exponent - 10),
+    )
+    value = torch.where(bits & 127 == 127, torch.nan, value)
+    return torch.where(bits > 127, -value, value).to(dtype)
+
+
+def mxfp4(packed: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weights [..., N, K]. packed: [..., N, K/2]. scales: [..., N, K/32]."""
+    return e2m1(packed, dtype) * e8m0(scales, dtype).repeat_interleave(32, dim=-1)
+
+
+def fp8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Weights [..., N, K]; scale: [..., N], or [..., ceil(N/128), ceil(K/128)]."""
+    scale = scale.to(dtype)
+    if scale.dim() == weight.dim() - 1:
+        return e4m3(weight, dtype) * scale[..., None]
+    for dim in (-2, -1):
+        scale = scale.repeat_interleave(_BLOCK, dim=dim).narrow(dim, 0, weight.shape[dim])
+    return e4m3(weight, dtype) * scale
+
+
+def rows(x: torch.Tensor, x_scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """x [..., K]; x_scale: one of each row, or of each row and 128 of K."""
+    if x_scale is None:
+        return x.to(dtype)
+    values, scale = e4m3(x, dtype), x_scale.to(dtype)
+    if scale.dim() == x.dim() - 1:
+        return values * scale[..., None]
+    return values * scale.repeat_interleave(_BLOCK, dim=-1)[..., : x.shape[-1]]
+
+
+def mxfp4_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    return rows(x, x_scale, dtype) @ mxfp4(weight, scales, dtype).mT
+
+
+def mxfp4_moe(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    expert_ids: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Expert by expert; zeros where an id is none of an expert."""
+    values = rows(x, x_scale, dtype)
+    y = values.new_zeros((*expert_ids.shape, weight.shape[1]))
+    for expert in range(weight.shape[0]):
+        token, choice = torch.nonzero(expert_ids == expert, as_tuple=True)
+        y[token, choice] = values[token] @ mxfp4(weight[expert], scales[expert], dtype).mT
+    return y
+
+
+def fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    return rows(x, x_scale, dtype) @ fp8(weight, weight_scale, dtype).mT
+
+
+def grouped_fp8_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    return torch.einsum("mgk,gnk->mgn", x.to(dtype), fp8(weight, weight_scale, dtype))

@@ -1,0 +1,79 @@
+"""Where blocks share K: each writes its part in fp32, then one kernel adds the parts in order.
+
+No atomics: the same bits on every run. A part takes M*N elements, rounded up to ``PART``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tp3.kernels.arithmetic import narrowed
+from tp3.kernels.operands import start, target_of
+from tp3.kernels.primitives import vectors_at
+from tp3.kernels.tiles import Tile, split_of
+
+PART = tl.constexpr(1024)
+_WARPS = 4
+
+
+@triton.jit(do_not_specialize=["parts", "y", "count", "splits"])
+def combine_kernel(
+    parts: tl.int64,  # address of [splits, count rounded up to PART] fp32
+    y: tl.int64,  # address of [count] bf16, written
+    count: tl.int64,
+    splits: tl.int64,
+    TARGET: tl.constexpr,
+):
+    """>>> parts [[1, 2], [3, 4], [5, 6]]: y = [(1+3)+5, (2+4)+6] = [9, 12]"""
+    offsets = tl.program_id(0).to(tl.int64) * PART + tl.arange(0, PART)
+    stride = tl.cdiv(count, PART) * PART
+    inside = offsets < tl.cdiv(count, 4) * 4  # whole vectors, so that they are loaded as such
+    total = tl.zeros([PART], tl.float32)
+    for split in range(splits.to(tl.int32)):
+        total += tl.load(vectors_at(parts, tl.float32) + split * stride + offsets, inside, other=0)
+    result = narrowed(total, "SUM", 1, tl.bfloat16, TARGET)
+    tl.store(vectors_at(y, tl.bfloat16) + offsets, result, offsets < count)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """y: [M, G, N] bf16. out: y, or the parts. slabs: of a block."""
+
+    y: torch.Tensor
+    out: torch.Tensor
+    grid: tuple[int, int]
+    slabs: int
+    splits: int
+
+
+def parts_for(
+    tile: Tile, device: torch.device, num_m: int, num_n: int, k: int, groups: int = 1
+) -> Parts:
+    """Memory and grid of a product of [M, G, K] and [G, N, K]."""
+    tiles_m, tiles_n = -(-num_m // tile.m), -(-num_n // tile.n) * groups
+    slabs, splits = split_of(tiles_m * tiles_n, -(-k // tile.slab))
+    y = torch.empty((num_m, groups, num_n), dtype=torch.bfloat16, device=device)
+    out = y
+    if splits > 1:
+        size = -(-y.numel() // PART.value) * PART.value
+        out = torch.empty((splits, size), dtype=torch.float32, device=device)
+    return Parts(y, out, (tiles_n, tiles_m * splits), slabs, splits)
+
+
+def combined(parts: Parts) -> torch.Tensor:
+    """y [M, G, N], or [M, N] of a single group."""
+    y = parts.y
+    if parts.splits > 1:
+        start(
+            combine_kernel,
+            _WARPS,
+            y.device,
+            (-(-y.numel() // PART.value), 1),
+            (parts.out, y, y.numel(), parts.splits),
+            TARGET=target_of(y.device),
+        )
+    return y
