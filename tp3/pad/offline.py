@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -183,7 +184,7 @@ def _copied_bytes(source: Path, links: list[str], partial: Path) -> int:
 
 
 def _write(rewrite: Rewrite, entries: Mapping[str, Entry], target: Path) -> Iterator[int]:
-    """Writes a file tensor by tensor; yields the bytes of each step."""
+    """Writes a file tensor by tensor, one while the next is padded; yields the bytes of each."""
     import torch
     from safetensors import safe_open
 
@@ -193,18 +194,22 @@ def _write(rewrite: Rewrite, entries: Mapping[str, Entry], target: Path) -> Iter
     room = Room()
     with (
         unfinished(target).open("wb") as out,
+        ThreadPoolExecutor(1) as writer,
         safe_open(rewrite.header.file, framework="pt") as handle,
     ):
-        yield out.write(rewrite.head)
+        written = writer.submit(out.write, rewrite.head)
+        yield len(rewrite.head)
         for name, stored in rewrite.padded.items():
             tensor = handle.get_tensor(name)
             if not entries[name].inert:
                 tensor = pad_tensor(entries[name], tensor, room)
             data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
             assert data.nbytes == stored.end - stored.begin, (name, stored, data.nbytes)
-            out.write(memoryview(data))
-            yield data.nbytes
-            del tensor, data  # their memory is the next one's
+            written.result()
+            yield stored.end - stored.begin
+            written = writer.submit(out.write, memoryview(data))
+            del tensor, data  # their memory is that of the next but one
+        written.result()
         out.flush()
         os.fsync(out.fileno())
     os.replace(unfinished(target), target)
