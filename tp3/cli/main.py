@@ -15,6 +15,7 @@ COMMANDS = {
     "algorithms": "tp3.cli.algorithms:algorithms",
     "bench": "tp3.cli.bench:bench",
     "check": "tp3.cli.check:check",
+    "doctor": "tp3.cli.doctor:doctor",
     "pad": "tp3.cli.pad:pad",
     "plan": "tp3.cli.plan:plan",
     "smoke": "tp3.cli.smoke:smoke",

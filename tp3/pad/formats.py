@@ -81,15 +81,23 @@ class Format:
         """Bits of a weight."""
         return self.among(rule, (layer,))[0].bits
 
-    def blocks(self, rule: Rule, layers: Sequence[int | None] = (None,)) -> tuple[int, ...]:
-        """For each dimension of such tensors the block that must not be cut."""
+    def blocks(
+        self,
+        rule: Rule,
+        layers: Sequence[int | None] = (None,),
+        alignment: Mapping[str, tuple[int, int]] | None = None,
+    ) -> tuple[int, ...]:
+        """For each dimension of such tensors the block that must not be cut. alignment: what an
+        engine's kernels want of N and K beside ``ALIGNMENT``, by format.
+        """
         if not self.quantises(rule, layers):
             return (1,) * len(rule.dims)
         rows = columns = 1
         for form in self.among(rule, layers):
             row, column = ALIGNMENT[form.name]
-            rows = lcm(rows, row, form.rows or 1)
-            columns = lcm(columns, column, form.columns or 1)
+            more_rows, more_columns = (alignment or {}).get(form.name, (1, 1))
+            rows = lcm(rows, row, more_rows, form.rows or 1)
+            columns = lcm(columns, column, more_columns, form.columns or 1)
         last = (columns, rows) if transposed(rule) else (rows, columns)
         return (*(1,) * (len(rule.dims) - 2), *last)
 

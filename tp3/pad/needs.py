@@ -14,9 +14,19 @@ from tp3.pad.spread import Spread
 
 
 class Needs:
-    """What a rank's share of each axis must divide by: from the format, and asked for."""
+    """What a rank's share of each axis must divide by: from the format, and asked for.
 
-    def __init__(self, model: Model, form: Format, tp: int, asked: Mapping[str, int]) -> None:
+    alignment: what an engine's kernels want of a format beside that (``Format.blocks``).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        form: Format,
+        tp: int,
+        asked: Mapping[str, int],
+        alignment: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
         self.tp = tp
         self.asked = asked
         self.names = {name for axis in model.axes for name in names_of(axis)}
@@ -26,7 +36,7 @@ class Needs:
             if rule.plain:
                 continue
             places = tuple(model.places(rule))
-            blocks = form.blocks(rule, places)
+            blocks = form.blocks(rule, places, alignment)
             if not any(block > 1 for block in blocks):
                 continue
             # Layers of one kind have the same sizes: one of each is enough.

@@ -20,7 +20,7 @@ from tp3.pad.choice import choose, listed, nothing_serves, query_axes
 from tp3.pad.corrections import eps_factors
 from tp3.pad.extent import spread_of
 from tp3.pad.families import read_model
-from tp3.pad.formats import Format, read_format
+from tp3.pad.formats import ALIGNMENT, Format, read_format
 from tp3.pad.head_plans import head_ways
 from tp3.pad.ledger import Ledger, account, cached_by_layer
 from tp3.pad.model import HeadAxes, Model, Units, Vocabulary, Width
@@ -118,6 +118,7 @@ def plan(
     kv_bytes: int | None = None,
     kv_bytes_per_layer: int | None = None,
     also_tp: Iterable[int] = (),
+    alignment: Mapping[str, tuple[int, int]] | None = None,
 ) -> Plan:
     """The smallest padding of the model that `config` describes at `tp` ranks.
 
@@ -125,8 +126,9 @@ def plan(
     no layer more per token than ``append``. local_multiple: for an axis, what a rank's share must
     divide by. kv_bytes: what a rank's cache must take per token; kv_bytes_per_layer: the same in
     each layer that caches (a partner model's, ``Plan.kv_bytes_per_layer``). also_tp: other sizes
-    that the same padding must serve. Errors: ValueError in one sentence when the config is not
-    understood or nothing serves.
+    that the same padding must serve. alignment: for a format, what an engine's kernels want of a
+    rank's N and K beside what all want (``formats.ALIGNMENT``). Errors: ValueError in one sentence
+    when the config is not understood or nothing serves.
     """
     sizes = (tp, *also_tp)
     for size in sizes:
@@ -134,16 +136,19 @@ def plan(
             raise ValueError(f"tp must be a positive integer, got {size!r}")
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    strange = sorted(set(alignment or ()) - set(ALIGNMENT))
+    if strange:
+        raise ValueError(f"alignment of {strange[0]}: the formats are {', '.join(ALIGNMENT)}")
     model, form = read_model(config), read_format(config)
     asked = dict(local_multiple or {})
-    needs = [Needs(model, form, size, asked) for size in sizes]
+    needs = [Needs(model, form, size, asked, alignment) for size in sizes]
     names = needs[0].names
     unknown = sorted(set(asked) - names)
     if unknown:
         raise ValueError(
             f"local multiple of {unknown[0]}: the model's axes are {', '.join(sorted(names))}"
         )
-    fixed, why = _fixed(model, Needs(model, form, lcm(*sizes), asked))
+    fixed, why = _fixed(model, Needs(model, form, lcm(*sizes), asked, alignment))
     plans = [
         Plan(
             model,

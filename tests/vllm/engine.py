@@ -1,0 +1,186 @@
+"""Run models through vLLM and write down what they said, on one rank or on several.
+
+``python engine.py JOB.json FOLDER``: JOB lists models, each with the arguments of ``LLM``, the
+prompts and the number of ranks. vLLM is imported once and the ranks are forked from there, as vLLM
+forks its workers: importing takes longer than a tiny model does. Rank 0 writes FOLDER/out.json.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+COMMON = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 256,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enable_prefix_caching": False,
+    "skip_tokenizer_init": True,
+    # vLLM's rotary kernel for CPUs is wrong on tensors of three dimensions
+    "compilation_config": {"custom_ops": ["all", "-rotary_embedding"]},
+}
+
+
+def main(job_file: str, folder: str) -> None:
+    """Fork the ranks; exit as the first that fails does, whose peers are then ended."""
+    job = json.loads(Path(job_file).read_text())
+    import vllm.entrypoints.llm
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    gc.freeze()  # vLLM collects garbage several times a model, and need not look at modules
+    ranks: dict[int, int] = {}
+    for rank in range(job["tp"]):
+        child = os.fork()
+        if not child:
+            os._exit(be(rank, job, Path(folder)))
+        ranks[child] = rank
+    while ranks:
+        child, status = os.wait()
+        rank = ranks.pop(child)
+        if status:
+            (Path(folder) / "failed").write_text(str(rank))
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            raise SystemExit(1)
+
+
+def be(rank: int, job: dict[str, Any], folder: Path) -> int:
+    """One rank: all models in turn. The exit code."""
+    log = os.open(folder / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["tp"], "MASTER_ADDR": "127.0.0.1"}
+    if job["tp"] > 1:
+        os.environ.update({name: str(value) for name, value in place.items()})
+    if "TP3_TEST_SPOIL" in os.environ:
+        spoil()
+    if "TP3_TEST_KERNELS" in os.environ:
+        from tests.vllm import stand_in
+
+        stand_in.gpu()
+    said: dict[str, Any] = {}
+    try:
+        for (name, arguments), port in zip(job["models"].items(), job["ports"], strict=True):
+            # a group is made anew for each; on the last one's port it might meet the last store
+            os.environ["MASTER_PORT"] = str(port)
+            said[name] = run(job, arguments)
+            if rank == 0:
+                (folder / "out.json").write_text(json.dumps(said))
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def run(job: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Greedy tokens with their log-probabilities, those of the prompts, and r4d's counts."""
+    from vllm import LLM, SamplingParams
+
+    options = {**COMMON, "tensor_parallel_size": job["tp"], **arguments}
+    alone = "distributed_executor_backend" in options  # vLLM starts its workers itself
+    if job["tp"] > 1:
+        options["distributed_executor_backend"] = "external_launcher"
+    llm = LLM(**options)
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=job["tokens"],
+        logprobs=1,
+        prompt_logprobs=1,
+        ignore_eos=True,
+        detokenize=False,
+    )
+    prompts = [{"prompt_token_ids": each} for each in job["prompts"]]
+    answers = []
+    for answer in llm.generate(prompts, params, use_tqdm=False):
+        (out,) = answer.outputs
+        tokens = list(out.token_ids)
+        answers.append(
+            {
+                "tokens": tokens,
+                "logprobs": [step[t].logprob for step, t in zip(out.logprobs, tokens, strict=True)],
+                "prompt_logprobs": [
+                    step[t].logprob
+                    for step, t in zip(answer.prompt_logprobs[1:], answer.prompt_token_ids[1:])
+                ],
+            }
+        )
+    found = {"answers": answers, "mark": mark(llm), "drafted": drafted(llm)}
+    if not alone:
+        found |= {"stats": stats(), "hooks": hooked(), "kernels": kernel_calls()}
+    del llm
+    clear()
+    return found
+
+
+def stats() -> dict[str, int]:
+    """What r4d carried for the tensor-parallel group; empty where it is not there."""
+    from vllm.distributed import get_tp_group
+
+    group = getattr(get_tp_group().device_group, "group", None)
+    return {} if group is None else dict(group.stats())
+
+
+def kernel_calls() -> dict[str, int]:
+    """How often tp3's kernels ran, where they have stand-ins."""
+    module = sys.modules.get("tests.vllm.stand_in")
+    return {} if module is None else dict(module.calls)
+
+
+def mark(llm: Any) -> dict[str, Any] | None:
+    """What the plugin left in the config."""
+    found = getattr(llm.llm_engine.vllm_config.model_config.hf_config, "tp3", None)
+    return {k: v for k, v in found.items() if k != "config"} if found else None
+
+
+def hooked() -> dict[str, Any]:
+    """What the plugin chose for this process."""
+    from vllm.distributed import get_tp_group
+    from vllm.platforms import current_platform
+
+    communicator = get_tp_group().device_communicator
+    return {
+        "backend": type(current_platform).dist_backend,
+        "communicator": None if communicator is None else type(communicator).__name__,
+    }
+
+
+def drafted(llm: Any) -> dict[str, int]:
+    """How many tokens a draft proposed and how many the target took."""
+    if llm.llm_engine.vllm_config.speculative_config is None:
+        return {}
+    return {
+        metric.name: metric.value
+        for metric in llm.get_metrics()
+        if metric.name.startswith("vllm:spec_decode_num_") and hasattr(metric, "value")
+    }
+
+
+def spoil() -> None:
+    """Pad with other numbers than zeros."""
+    from tp3.pad import weights
+
+    right = weights.pad_tensor
+
+    def wrong(entry: Any, tensor: Any, *more: Any) -> Any:
+        padded = right(entry, tensor, *more)
+        return padded if padded is tensor else padded.masked_fill(padded == 0, 0.05)
+
+    weights.pad_tensor = wrong
+
+
+def clear() -> None:
+    from vllm.distributed import destroy_model_parallel
+
+    destroy_model_parallel()
+    gc.collect()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

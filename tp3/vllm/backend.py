@@ -1,0 +1,81 @@
+"""The backend hook: which backend vLLM's device groups are made with, in each process anew.
+
+vLLM takes the name from its platform when a worker joins its group, and falls back to Gloo without
+an error when the name is not registered: it is registered here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tp3.vllm.anchors import Anchor, Hook, wrap
+from tp3.vllm.log import logger
+from tp3.vllm.plans import mark_of
+from tp3.vllm.settings import Settings
+
+NAME = "r4d"
+WORKER = Anchor("vllm.v1.worker.worker_base:WorkerBase.__init__", ("self", "vllm_config"))
+PLATFORM = Anchor("vllm.platforms.interface:Platform.dist_backend")
+SYMM_MEM = "VLLM_ALLREDUCE_USE_SYMM_MEM"  # its groups would take memory and carry nothing
+_stock: dict[type, tuple[str, str | None]] = {}
+
+
+def carries(vllm_config: Any, settings: Settings) -> bool:
+    """Whether r4d carries the collectives of this config."""
+    return bool(vllm_config.parallel_config.world_size > 1) and settings.carries(
+        mark_of(vllm_config.model_config) is not None
+    )
+
+
+def prepare(vllm_config: Any, settings: Settings) -> None:
+    """Switch off what would take all-reduces past r4d. The fused pass exists for 2, 4 and 8 ranks
+    alone and brings its own communication.
+    """
+    if carries(vllm_config, settings):
+        vllm_config.parallel_config.disable_custom_all_reduce = True
+        vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
+
+
+def arm(vllm_config: Any, settings: Settings) -> None:
+    """Set the backend of this process for a model, or set vLLM's own again."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    name, symm_mem = _stock.setdefault(platform, (platform.dist_backend, os.environ.get(SYMM_MEM)))
+    if carries(vllm_config, settings):
+        from tp3.comm import register
+
+        register()
+        name, symm_mem = NAME, "0"
+        logger.info("tp3: r4d carries the collectives")
+    platform.dist_backend = name
+    if symm_mem is None:
+        os.environ.pop(SYMM_MEM, None)
+    else:
+        os.environ[SYMM_MEM] = symm_mem
+
+
+def armed() -> bool:
+    """Whether the groups of this process are made on r4d."""
+    from vllm.platforms import current_platform
+
+    return bool(type(current_platform).dist_backend == NAME)
+
+
+def install(settings: Settings) -> None:
+    """Decide when a worker is made."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+            arm(vllm_config, settings)
+            original(self, vllm_config, *args, **kwargs)
+
+        return __init__
+
+    wrap(WORKER, around)
+
+
+HOOK = Hook("backend", "device groups are made on r4d", (WORKER, PLATFORM), install,
+            wanted=lambda settings: settings.backend != "default")  # fmt: skip
