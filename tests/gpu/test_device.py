@@ -138,6 +138,22 @@ def test_messages_overtake_collectives(loading):
     on_gpus(an_early_receive, env={"CUDA_MODULE_LOADING": loading})
 
 
+def first_messages(rank, world_size):
+    """The first receive waits on the device while the first send, of other alignment, starts."""
+    before, after = (rank - 1) % world_size, (rank + 1) % world_size
+    came = torch.empty(8 if before else 1, device="cuda")
+    sent = torch.full((8 if rank else 1,), float(rank), device="cuda")
+    receiving = dist.irecv(came, before)
+    sending = dist.isend(sent, after)
+    receiving.wait()
+    sending.wait()
+    assert (came == before).all()
+
+
+def test_the_first_messages_load_their_kernels_before_one_waits():
+    on_gpus(first_messages)
+
+
 def absent(rank, world_size):
     x = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
     dist.all_reduce(x)
