@@ -73,6 +73,25 @@ def test_nothing_else_takes_it(tensor, op):
     group.close()
 
 
+def test_the_sum_may_go_elsewhere():
+    plan = Plan()
+    group, tensor, out = group_with(plan), x(), x()
+    assert group.repeat(tensor, "SUM", out)
+    assert plan.started == [(tensor, out)]
+    assert not group.repeat(tensor, "SUM", x(2 * NUMEL)[::2])
+    assert len(plan.started) == 1
+    group.close()
+
+
+def test_a_profile_gets_the_long_way_which_names_the_call():
+    plan = Plan()
+    group = group_with(plan)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert not group.repeat(x(), "SUM")
+    assert not plan.started
+    group.close()
+
+
 def test_a_kernel_that_cannot_start_makes_the_group_unusable():
     group = group_with(Plan(RuntimeError("no image")))
     with pytest.raises(RuntimeError, match="no image"):
