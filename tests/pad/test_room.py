@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tp3.pad import room as rooms
 from tp3.pad.room import PLACES, SMALL_BYTES, Room
 
 LIKE = torch.empty(0, dtype=torch.float32)
@@ -41,6 +42,16 @@ def test_a_larger_tensor_gets_larger_pages_and_a_small_one_none():
     wide.fill_(1)
     assert room(LIKE, (3, 4)).shape == (3, 4)
     assert len(room._pages) <= PLACES
+
+
+class SmallPages(rooms.mmap.mmap):
+    def madvise(self, *args):
+        raise OSError(22, "Invalid argument")
+
+
+def test_a_kernel_without_huge_pages_will_do(monkeypatch):
+    monkeypatch.setattr(rooms.mmap, "mmap", SmallPages)
+    assert (Room()(LIKE, LARGE).fill_(3) == 3).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64])

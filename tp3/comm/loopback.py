@@ -1,7 +1,7 @@
 """Messages of a rank to itself, as ``batch_isend_irecv`` of a ring of one has them.
 
-Sends and receives of one tag meet in the order they were posted. A send never waits: what nobody
-has asked for yet is kept as a copy.
+Sends and receives of one tag meet in the order they were posted. Nothing waits: what nobody has
+asked for yet is kept as a copy, and to wait for what was not sent yet is an error at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from tp3.comm.errors import CollectiveTimeout, Disagreement
+from tp3.comm.errors import Disagreement
 from tp3.comm.tensors import describe
 from tp3.comm.untraced import untraced
 from tp3.comm.work import DONE, Work
@@ -22,14 +22,14 @@ from tp3.comm.work import DONE, Work
 
 @untraced
 class SelfReceive(Work):
-    """A receive from the own rank; ``timeout`` bounds its wait, in seconds."""
+    """A receive from the own rank."""
 
-    def __init__(self, tensor: Tensor, tag: int, rank: int, timeout: float) -> None:
+    def __init__(self, tensor: Tensor, tag: int, rank: int) -> None:
         super().__init__([tensor])
         self.tensor = tensor
         self.posted = _mark(tensor)
         self.copied: torch.cuda.Event | None = None
-        self._tag, self._rank, self._timeout = tag, rank, timeout
+        self._tag, self._rank = tag, rank
 
     def take(self, data: Tensor) -> None:
         """Copy ``data`` in on the current stream, which has made it."""
@@ -47,12 +47,11 @@ class SelfReceive(Work):
         self.finish()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Later work on the current stream sees what came."""
-        seconds = timeout.total_seconds() or self._timeout
-        if not self._event.wait(seconds):
-            raise CollectiveTimeout(
-                f"r4d: rank {self._rank} receives {describe(self.tensor)} from itself (tag "
-                f"{self._tag}) and did not send it within {seconds:g} s"
+        """Later work on the current stream sees what came. Errors: ValueError if nothing did."""
+        if not self.ended:
+            raise ValueError(
+                f"r4d: rank {self._rank} waits for {describe(self.tensor)} from itself (tag "
+                f"{self._tag}) and has not sent it; send first"
             )
         super().wait()
         _after(self.copied, self.tensor)
@@ -89,8 +88,8 @@ class Loopback:
                 self._sent[tag].append(_Kept(copy, _mark(copy)))
         return DONE
 
-    def recv(self, tensor: Tensor, tag: int, timeout: float) -> Work:
-        work = SelfReceive(tensor.detach(), tag, self._rank, timeout)
+    def recv(self, tensor: Tensor, tag: int) -> Work:
+        work = SelfReceive(tensor.detach(), tag, self._rank)
         with self._lock:
             if self._sent[tag]:
                 kept = self._sent[tag].popleft()

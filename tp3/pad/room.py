@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -25,22 +26,35 @@ class Room:
 
     def __init__(self) -> None:
         self._pages: list[mmap.mmap] = []  # the one that was lent last comes last
+        self._alone = 0  # references to pages that are lent to nobody, as `_references` counts
 
     def __call__(self, like: Tensor, shape: Sequence[int]) -> Tensor:
         size = prod(shape) * like.element_size()
         if like.device.type != "cpu" or size < SMALL_BYTES:
             return like.new_empty(shape)
-        pages = self._free(size)
-        if pages is None:
-            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        self._pages = [*self._pages[1 - PLACES :], pages]
-        return torch.frombuffer(pages, dtype=torch.uint8, count=size).view(like.dtype).view(shape)
+        place = self._free(size)
+        if place is None:
+            del self._pages[: 1 - PLACES]
+            self._pages.append(_new_pages(size))
+            self._alone = self._references(-1)
+        else:
+            self._pages.append(self._pages.pop(place))
+        raw = torch.frombuffer(self._pages[-1], dtype=torch.uint8, count=size)
+        return raw.view(like.dtype).view(shape)
 
-    def _free(self, size: int) -> mmap.mmap | None:
-        """Pages that are large enough and lent to nobody, taken out of the list."""
-        for place in range(len(self._pages)):
-            # held by the list and by getrefcount's argument
-            if sys.getrefcount(self._pages[place]) == 2 and len(self._pages[place]) >= size:
-                return self._pages.pop(place)
+    def _free(self, size: int) -> int | None:
+        """The place of pages that are large enough and lent to nobody."""
+        for place, pages in enumerate(map(len, self._pages)):
+            if pages >= size and self._references(place) <= self._alone:
+                return place
         return None
+
+    def _references(self, place: int) -> int:
+        return sys.getrefcount(self._pages[place])
+
+
+def _new_pages(size: int) -> mmap.mmap:
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without huge pages: small ones do too
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

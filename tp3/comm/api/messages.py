@@ -68,7 +68,7 @@ def _receive(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
     args.check([tensor], "recv", written=True)
     group.check_open()
     if sender == group.rank:
-        return group.loopback.recv(tensor, tag, group.timeout.total_seconds())
+        return group.loopback.recv(tensor, tag)
     data = dense.flat(tensor)
     if isinstance(data, Tensor):
         if sender == ANY_SOURCE:
