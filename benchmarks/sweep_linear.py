@@ -15,18 +15,17 @@ from linear_timing import DEVICE, gate, measured, operands_of
 
 from tests.kernels.linear.cases import LAUNCHERS, Case
 from tp3.bench.machine import hardware, versions
-from tp3.kernels import fp8_linear, mxfp4_linear, split_k, tiles
+from tp3.kernels import grouped_fp8_linear, mxfp4_linear
 from tp3.kernels.tiles import Tile, Tiles
 
 
 @contextmanager
 def tiled(module: Any, tile: Tile, blocks: int) -> Iterator[None]:
-    before = module.TILES, tiles.BLOCKS
-    module.TILES, tiles.BLOCKS = Tiles({16: tile}, {16: tile}), blocks
+    before, module.TILES = module.TILES, Tiles({16: tile}, {16: tile}, blocks)
     try:
         yield
     finally:
-        module.TILES, tiles.BLOCKS = before
+        module.TILES = before
 
 
 def microseconds(module: Any, case: Case, tile: Tile, blocks: int) -> float:
@@ -40,7 +39,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script")
     tiny = parser.parse_args().tiny
-    assert split_k.split_of is tiles.split_of
     print(hardware(DEVICE), versions(DEVICE))
     print(gate(10 if tiny else 40), flush=True)
     for module, case, choices in PLAN:
@@ -56,16 +54,16 @@ def main() -> None:
 SWEEP_MXFP4 = [
     (Tile(n, 16, slab, warps, stages), blocks)
     for n, slab, warps, stages, blocks in (
-        (128, 256, 8, 4, 264), (128, 256, 4, 4, 264), (128, 256, 8, 5, 264), (64, 256, 4, 4, 396),
-        (64, 256, 4, 5, 264), (64, 512, 4, 4, 264), (128, 512, 8, 3, 132), (128, 256, 8, 4, 132),
-        (128, 128, 8, 6, 264), (128, 128, 4, 6, 396), (64, 128, 4, 6, 528),
+        (64, 256, 4, 3, 528), (64, 256, 4, 3, 400), (64, 256, 4, 4, 528), (64, 256, 4, 2, 528),
+        (64, 512, 4, 3, 264), (64, 128, 4, 4, 528), (128, 256, 8, 3, 264), (128, 256, 8, 4, 264),
+        (128, 128, 4, 3, 400), (128, 128, 8, 5, 264), (64, 256, 4, 3, 264),
     )
 ]  # fmt: skip
 SWEEP_FP8 = [
     (Tile(n, 16, 128, warps, stages), blocks)
     for n, warps, stages, blocks in (
-        (128, 4, 5, 264), (128, 8, 5, 264), (128, 8, 4, 264), (64, 4, 6, 396), (64, 4, 4, 528),
-        (128, 8, 6, 132),
+        (64, 4, 4, 264), (64, 4, 5, 264), (64, 4, 3, 264), (64, 4, 4, 528), (64, 4, 4, 132),
+        (128, 4, 5, 264), (128, 8, 4, 264),
     )
 ]  # fmt: skip
 
@@ -73,7 +71,7 @@ SWEEP_FP8 = [
 PLAN = (
     (mxfp4_linear, Case("mxfp4_linear", 1, 5120, 5824), SWEEP_MXFP4),
     (mxfp4_linear, Case("mxfp4_linear", 1, 82816, 5120), SWEEP_MXFP4),
-    (fp8_linear, Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4), SWEEP_FP8),
+    (grouped_fp8_linear, Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4), SWEEP_FP8),
 )
 
 

@@ -73,7 +73,7 @@ GFX9 = Dialect(
         ("drained", r"\bs_waitcnt vmcnt\(0\)"),
         ("barrier", r"\bs_barrier\b"),
         ("pulled", r"\bglobal_load_dwordx4\b.*\bnt\b"),
-        ("given", r"\b(?:global|buffer|flat)_load_dwordx4\b"),
+        ("given", r"\b(?:global|buffer|flat)_load_(?:lds_)?dwordx4\b"),
         ("vector", r"\b(?:global|buffer|flat)_store_dwordx4\b"),
         ("word", r"\b(?:global|buffer|flat)_store_dword\b"),
         ("long", r"\b(?:global|buffer|flat)_store_dwordx2\b"),

@@ -16,7 +16,7 @@ from tp3.kernels.arithmetic import narrowed
 from tp3.kernels.codecs import dot, e4m3_values
 from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
 from tp3.kernels.primitives import vectors_at
-from tp3.kernels.split_k import PART, combined, parts_for
+from tp3.kernels.split_k import PART, combined, parts_for, start_next
 from tp3.kernels.tiles import Tile, Tiles
 
 BLOCK = 128  # of N and of K, that share a scale
@@ -26,11 +26,12 @@ UNIT = 16  # of K: bytes that a thread loads at once
 TILES = Tiles(
     nvidia={
         16: Tile(n=128, m=16, slab=BLOCK, warps=4, stages=5),
-        64: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=4),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=5),
+        128: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=4),
     },
     amd={
         16: Tile(n=64, m=16, slab=BLOCK, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=BLOCK, warps=8, stages=2),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=2),
     },
 )
 
@@ -57,9 +58,10 @@ def slab_product(
         for j in tl.static_range(2):
             part = dot(e4m3_values(w, j, TARGET), e4m3_values(x, j, TARGET), part, TARGET)
     else:
-        even, odd = tl.split(x.reshape([BM, SLAB // 2, 2]))
-        part = dot(e4m3_values(w, 0, TARGET), even, part, TARGET)
-        part = dot(e4m3_values(w, 1, TARGET), odd, part, TARGET)
+        # Even columns, then odd ones.
+        x = x.reshape([BM, SLAB // 2, 2]).permute(0, 2, 1).reshape([BM, SLAB])
+        w = tl.join(e4m3_values(w, 0, TARGET), e4m3_values(w, 1, TARGET))
+        part = dot(w.permute(0, 2, 1).reshape([BN, SLAB]), x, part, TARGET)
     return part
 
 
@@ -125,14 +127,19 @@ def fp8_linear_kernel(
     first = split * slabs.to(tl.int32)
     last = tl.minimum(first + slabs.to(tl.int32), columns)
     acc = tl.zeros([BN, BM], tl.float32)
+    if W_BLOCKS:
+        scale = tl.load(w_scales + first)
     for slab in tl.range(first, last, num_stages=STAGES):
+        if W_BLOCKS:  # ahead: Triton's pipeline leaves single numbers out
+            next_scale = tl.load(w_scales + slab + 1, slab + 1 < columns, other=0)
         at = slab * (SLAB // 16 * PER_W) + w_at
         w_slab = tl.load(w_rows + at, below(at, units * PER_W), other=0.0)
         at = slab * (SLAB // 16 * X_UNIT) + x_at
         x_slab = tl.load(x_rows + at, inside[:, None] & below(at, units * X_UNIT), other=0.0)
         part = slab_product(w_slab, x_slab, X_FP8, BM, BN, TARGET)
         if W_BLOCKS:
-            part *= tl.load(w_scales + slab)
+            part *= scale
+            scale = next_scale
         if X_BLOCKS:
             part *= tl.load(x_scales + slab, inside, other=0)[None, :]
         acc += part
@@ -143,6 +150,7 @@ def fp8_linear_kernel(
     y_row = (at_m * groups + group)[:, None] * num_n
     written = inside[:, None] & (n < num_n)[None, :]
     if PARTIAL:
+        start_next(TARGET)
         count = num_m * groups * num_n
         y_row += split.to(tl.int64) * (tl.cdiv(count, PART) * PART)
         tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
@@ -166,10 +174,11 @@ def fp8_linear(
     check("weight", weight, (E4M3,), (None, x.shape[1]))
     if x_scale is not None:
         x_scale = x_scale[:, None]
-    return product(x[:, None], weight[None], weight_scale[None], x_scale)[:, 0]
+    return product(TILES, x[:, None], weight[None], weight_scale[None], x_scale)[:, 0]
 
 
 def product(
+    tiles: Tiles,
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
@@ -200,8 +209,8 @@ def product(
         return x.new_zeros((num_m, groups, num_n), dtype=torch.bfloat16)
     target = target_of(x.device)
     x = rows_of(x)
-    tile = TILES.of(target, num_m)
-    parts = parts_for(tile, x.device, num_m, num_n, k, groups)
+    tile = tiles.of(target, num_m)
+    parts = parts_for(tile, tiles.blocks, x.device, num_m, num_n, k, groups)
     in_vectors = [stride * x.element_size() // 16 for stride in x.stride()[:2]]
     start(
         fp8_linear_kernel,

@@ -23,7 +23,9 @@ def _on_nvidia() -> bool:
 class Kept:
     """A kernel with its constants.
 
-    grid: blocks in x and y. stream: its raw handle. Errors: what Triton raises.
+    grid: blocks in x and y. stream: its raw handle. early: an NVIDIA GPU starts the kernel while
+    the one before it ends, for which it waits by ``gdc_wait`` (CUDA's programmatic dependent
+    launch). Errors: what Triton raises.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Kept:
         num_args: int,
         num_warps: int,
         max_registers: int | None = None,
+        early: bool = False,
     ) -> None:
         self.num_warps = num_warps
         self._kernel = kernel
@@ -43,13 +46,15 @@ class Kept:
         self._constants = tuple(constants[name] for name in names)
         self._compiled: Any = None
         if not INTERPRETED:
-            limits = {"maxnreg": max_registers} if max_registers and _on_nvidia() else {}
+            options: dict[str, Any] = {}
+            if _on_nvidia():
+                options = {"maxnreg": max_registers, "launch_pdl": early}
             self._compiled = kernel.warmup(
                 *[0] * num_args,
                 grid=(1,),
                 num_warps=num_warps,
                 enable_fp_fusion=False,
-                **limits,
+                **options,
                 **constants,
             )
             self._run = self._compiled.run  # loads the module

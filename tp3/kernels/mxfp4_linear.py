@@ -21,20 +21,21 @@ from tp3.kernels.codecs import (
 )
 from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
 from tp3.kernels.primitives import vectors_at
-from tp3.kernels.split_k import PART, combined, parts_for
+from tp3.kernels.split_k import PART, combined, parts_for, start_next
 from tp3.kernels.tiles import Tile, Tiles
 
 BLOCK = 32  # codes that share a scale
 
 TILES = Tiles(
     nvidia={
-        16: Tile(n=128, m=16, slab=256, warps=8, stages=4),
-        64: Tile(n=128, m=64, slab=128, warps=8, stages=4),
+        16: Tile(n=64, m=16, slab=256, warps=4, stages=3),
+        64: Tile(n=64, m=64, slab=128, warps=4, stages=4),
     },
     amd={
         16: Tile(n=64, m=16, slab=128, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=128, warps=8, stages=2),
+        64: Tile(n=64, m=64, slab=128, warps=4, stages=2),
     },
+    blocks=528,
 )
 
 
@@ -60,24 +61,26 @@ def slab_product(acc, words, codes, x, X_FP8: tl.constexpr, TARGET: tl.constexpr
     scale = tl.broadcast_to(scale, [BN, GROUPS, 4, 4]).reshape([BN, GROUPS * 16])
     if X_FP8:
         x = x.reshape([BM, GROUPS, 4, 4, 2]).permute(0, 1, 3, 2, 4).reshape([BM, GROUPS * 32])
-        x0, x2 = tl.split(e4m3_values(x, 0, TARGET).reshape([BM, GROUPS * 32, 2]))
-        x1, x3 = tl.split(e4m3_values(x, 1, TARGET).reshape([BM, GROUPS * 32, 2]))
+        first = e4m3_values(x, 0, TARGET).reshape([BM, GROUPS * 32, 2])  # of 4 k: 0, 2
+        second = e4m3_values(x, 1, TARGET).reshape([BM, GROUPS * 32, 2])  # 1, 3
+        x = tl.join(first, second).permute(0, 1, 3, 2)
     else:
-        x = x.reshape([BM, GROUPS, 4, 4, 8]).permute(0, 1, 3, 2, 4)
-        even, odd = tl.split(x.reshape([BM, GROUPS * 32, 2, 2]))
-        x0, x2 = tl.split(even)
-        x1, x3 = tl.split(odd)
-    for j in tl.static_range(4):
-        w = e2m1_values(words, j, scale, TARGET)
-        if j == 0:
-            part = x0
-        elif j == 1:
-            part = x1
-        elif j == 2:
-            part = x2
-        else:
-            part = x3
-        acc = dot(w, part, acc, TARGET)
+        x = x.reshape([BM, GROUPS, 4, 4, 2, 2, 2]).permute(0, 1, 3, 2, 4, 6, 5)
+        x = x.reshape([BM, GROUPS * 32, 2, 2])
+    # Half of the values at a time: all of them would take the registers of another block.
+    low, high = tl.split(x)
+    for half in tl.static_range(2):
+        values = tl.join(
+            e2m1_values(words, 2 * half, scale, TARGET),
+            e2m1_values(words, 2 * half + 1, scale, TARGET),
+        )
+        part = low if half == 0 else high
+        acc = dot(
+            values.permute(0, 2, 1).reshape([BN, GROUPS * 64]),
+            part.permute(0, 2, 1).reshape([BM, GROUPS * 64]),
+            acc,
+            TARGET,
+        )
     return acc
 
 
@@ -98,10 +101,11 @@ def mxfp4_product(
     x_at = tl.arange(0, SLAB // 32 * PER_X)[None, :]
     acc = tl.zeros([BN, BM], tl.float32)
     for slab in tl.range(first, last, num_stages=STAGES):
-        at = slab * (SLAB // 8) + words_at
-        words = tl.load(w_rows + at, below(at, blocks * 4), other=0)
+        # Too narrow for Triton's pipeline, so asked for before the others are waited for.
         at = slab * (SLAB // 32) + codes_at
         codes = tl.load(scale_rows + at, below(at, blocks), other=0)
+        at = slab * (SLAB // 8) + words_at
+        words = tl.load(w_rows + at, below(at, blocks * 4), other=0)
         at = slab * (SLAB // 32 * PER_X) + x_at
         x = tl.load(x_rows + at, x_inside & below(at, blocks * PER_X), other=0)
         acc = slab_product(acc, words, codes, x, X_FP8, TARGET)
@@ -156,6 +160,7 @@ def mxfp4_linear_kernel(
     y_row = m.to(tl.int64)[:, None] * num_n
     written = inside & (n < num_n)[None, :]
     if PARTIAL:
+        start_next(TARGET)
         y_row += split.to(tl.int64) * (tl.cdiv(num_m * num_n, PART) * PART)
         tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
     else:
@@ -192,7 +197,7 @@ def mxfp4_linear(
     target = target_of(x.device)
     x = rows_of(x)
     tile = TILES.of(target, num_m)
-    parts = parts_for(tile, x.device, num_m, num_n, k)
+    parts = parts_for(tile, TILES.blocks, x.device, num_m, num_n, k)
     start(
         mxfp4_linear_kernel,
         tile,

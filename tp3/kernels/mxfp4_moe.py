@@ -1,8 +1,9 @@
 """y[t, j] = W[expert_ids[t, j]] x[t]: MXFP4 weights of many experts, tokens grouped by expert.
 
 Contract: that of ``mxfp4_linear`` for each expert; an expert without tokens costs nothing, a choice
-outside 0 to E - 1 gives zeros. Nothing waits for the GPU: the grid has room for the worst spread of
-tokens, and blocks beyond the tiles there are end at once.
+outside 0 to E - 1 gives zeros. Nothing waits for the GPU. Few slots are taken one by one, without
+sorting them; of many, the grid has room for the worst spread of tokens, and blocks beyond the tiles
+there are end at once.
 
 Symbols: T tokens, C choices of each, S = T C slots, E experts, N rows and K columns of W.
 """
@@ -18,16 +19,17 @@ from tp3.kernels.primitives import longs_at, vectors_at
 from tp3.kernels.tiles import Tile, Tiles
 
 LEAST_EXPERTS = 512  # one kernel for all numbers up to here
+FEW_SLOTS = 8
 
 # By the mean number of slots of an expert.
 TILES = Tiles(
     nvidia={
-        16: Tile(n=64, m=16, slab=256, warps=4, stages=4),
-        64: Tile(n=128, m=64, slab=128, warps=8, stages=4),
+        16: Tile(n=64, m=16, slab=256, warps=4, stages=3),
+        64: Tile(n=64, m=64, slab=128, warps=4, stages=4),
     },
     amd={
         16: Tile(n=64, m=16, slab=128, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=128, warps=8, stages=2),
+        64: Tile(n=64, m=64, slab=128, warps=4, stages=2),
     },
 )
 
@@ -59,15 +61,16 @@ def mxfp4_moe_kernel(
     x_scale: tl.int64,  # X_FP8: address of [T] fp32
     w: tl.int64,  # address of [E, N, K/8] uint32, eight codes each
     scales: tl.int64,  # address of [E, N, K/32] uint8
-    order: tl.int64,  # address of [S] int64: slots, by expert
+    order: tl.int64,  # address of [S] int64: slots, by expert; ONE_BY_ONE: experts, by slot
     bounds: tl.int64,  # address of [E + 1] int64: where in order an expert begins
-    y: tl.int64,  # address of [S, N] bf16, written where a slot has an expert
+    y: tl.int64,  # address of [S, N] bf16, written where a slot has an expert; ONE_BY_ONE: all
     x_vectors: tl.int64,  # of 16 bytes, from one row of x to the next
     choices: tl.int64,
     num_experts: tl.int64,
     num_n: tl.int64,
     num_blocks: tl.int64,  # K / 32
     EXPERTS: tl.constexpr,  # a power of two, at least E
+    ONE_BY_ONE: tl.constexpr,
     X_FP8: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
@@ -78,13 +81,23 @@ def mxfp4_moe_kernel(
     """>>> x [[1, 0, ...]], ids [[1, 0]], W[0] and W[1] 2.0 and 3.0 in column 0: y = [[[3], [2]]]"""
     X_TYPE: tl.constexpr = tl.uint32 if X_FP8 else tl.bfloat16
     PER_VECTOR: tl.constexpr = 128 // X_TYPE.primitive_bitwidth
-    expert, first, end = tile_of(bounds, tl.program_id(1), num_experts, EXPERTS, BM)
+    blocks = num_blocks.to(tl.int32)
+    if ONE_BY_ONE:
+        first = tl.program_id(1)
+        end = first + 1
+        expert = tl.load(longs_at(order, 8 * first))
+        known = (expert >= 0) & (expert < num_experts)
+        expert = tl.where(known, expert, 0)
+        blocks = tl.where(known, blocks, 0)  # a sum of nothing: zeros
+    else:
+        expert, first, end = tile_of(bounds, tl.program_id(1), num_experts, EXPERTS, BM)
     if expert < num_experts:
-        blocks = num_blocks.to(tl.int32)
         n = tl.program_id(0) * BN + tl.arange(0, BN)
         place = first + tl.arange(0, BM)
         inside = place < end
-        slot = tl.load(longs_at(order, 8 * place), inside, other=0)
+        slot = place.to(tl.int64)
+        if not ONE_BY_ONE:
+            slot = tl.load(longs_at(order, 8 * place), inside, other=0)
         token = slot // choices
         row = expert.to(tl.int64) * num_n + tl.minimum(n, num_n - 1)[:, None]
         acc = mxfp4_product(
@@ -132,17 +145,23 @@ def mxfp4_moe(
         x_scale = x_scale.contiguous()
     same_device(x=x, weight=weight, scales=scales, expert_ids=expert_ids, x_scale=x_scale)
     choices = expert_ids.shape[1]
-    y = x.new_zeros((tokens, choices, num_n), dtype=torch.bfloat16)
-    slots = tokens * choices
+    slots, size = tokens * choices, (tokens, choices, num_n)
     if not (slots and num_experts and num_n and k):
-        return y
+        return x.new_zeros(size, dtype=torch.bfloat16)
     target = target_of(x.device)
     x = rows_of(x)
     tile = TILES.of(target, -(-slots // num_experts))
-    by_expert, order = torch.sort(expert_ids.reshape(-1).long(), stable=True)
-    bounds = torch.searchsorted(by_expert, torch.arange(num_experts + 1, device=x.device))
-    # A tile that is not full for each expert that has tokens, and all full ones.
-    tiles_m = slots // tile.m + min(num_experts, slots)
+    ids = expert_ids.reshape(-1).long()
+    one_by_one = slots <= max(FEW_SLOTS, num_experts // 2)  # few choose the same expert
+    if one_by_one:
+        y = torch.empty(size, dtype=torch.bfloat16, device=x.device)
+        order, bounds, tiles_m = ids, None, slots
+    else:
+        y = x.new_zeros(size, dtype=torch.bfloat16)
+        by_expert, order = torch.sort(ids, stable=True)
+        bounds = torch.searchsorted(by_expert, torch.arange(num_experts + 1, device=x.device))
+        # A tile that is not full for each expert that has tokens, and all full ones.
+        tiles_m = slots // tile.m + min(num_experts, slots)
     start(
         mxfp4_moe_kernel,
         tile,
@@ -153,6 +172,7 @@ def mxfp4_moe(
             y, x.stride(0) * x.element_size() // 16, choices, num_experts, num_n,
             k // BLOCK,
         ),
-        EXPERTS=max(LEAST_EXPERTS, triton.next_power_of_2(num_experts)), X_FP8=x_fp8, TARGET=target,
+        EXPERTS=max(LEAST_EXPERTS, triton.next_power_of_2(num_experts)), ONE_BY_ONE=one_by_one,
+        X_FP8=x_fp8, TARGET=target,
     )  # fmt: skip
     return y

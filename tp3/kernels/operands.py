@@ -80,11 +80,16 @@ def target_of(device: torch.device) -> str:
 
 
 def _kept(
-    kernel: Any, constants: dict[str, Hashable], num_args: int, warps: int, device: torch.device
+    kernel: Any,
+    constants: dict[str, Hashable],
+    num_args: int,
+    warps: int,
+    device: torch.device,
+    early: bool,
 ) -> Kept:
     key = kernel, tuple(constants.items()), warps, device
     if key not in KEPT:
-        KEPT[key] = Kept(kernel, constants, num_args=num_args, num_warps=warps)
+        KEPT[key] = Kept(kernel, constants, num_args=num_args, num_warps=warps, early=early)
     return KEPT[key]
 
 
@@ -94,18 +99,21 @@ def start(
     device: torch.device,
     grid: tuple[int, int],
     args: Sequence[Argument],
+    early: bool = False,
     **constants: Hashable,
 ) -> None:
-    """Start a kernel on the current stream. tile: or a number of warps, of a kernel without one."""
+    """Start a kernel on the current stream. tile: or a number of warps, of a kernel without one.
+    early: as in ``Kept``.
+    """
     warps = tile
     if isinstance(tile, Tile):
         warps, constants = tile.warps, {**constants, **tile.constants}
     numbers = [_number(arg) for arg in args]
     if INTERPRETED:
-        _kept(kernel, constants, len(args), warps, device)(grid, numbers, 0)
+        _kept(kernel, constants, len(args), warps, device, early)(grid, numbers, 0)
         return
     with torch.cuda.device(device):
-        kept = _kept(kernel, constants, len(args), warps, device)
+        kept = _kept(kernel, constants, len(args), warps, device, early)
         kept(grid, numbers, torch.cuda.current_stream(device).cuda_stream)
 
 

@@ -30,7 +30,7 @@ def e4m3(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     exponent, fraction = bits >> 3 & 15, bits & 7
     value = torch.where(
         exponent == 0,
-        torch.ldexp(fraction.double(), torch.tensor(-9)),
+        fraction.double() * 2.0**-9,
         torch.ldexp(8.0 + fraction.double(), exponent - 10),
     )
     value = torch.where(bits & 127 == 127, torch.nan, value)

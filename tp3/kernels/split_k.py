@@ -16,8 +16,16 @@ from tp3.kernels.operands import start, target_of
 from tp3.kernels.primitives import vectors_at
 from tp3.kernels.tiles import Tile, split_of
 
-PART = tl.constexpr(1024)
+PART = tl.constexpr(512)
+_AT_ONCE = tl.constexpr(8)  # parts on their way together: one after another, each costs a latency
 _WARPS = 4
+
+
+@triton.jit
+def start_next(TARGET: tl.constexpr):
+    """Let the kernel that combines get ready; it still waits for what this block will write."""
+    if TARGET == "cuda":
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit(do_not_specialize=["parts", "y", "count", "splits"])
@@ -29,12 +37,17 @@ def combine_kernel(
     TARGET: tl.constexpr,
 ):
     """>>> parts [[1, 2], [3, 4], [5, 6]]: y = [(1+3)+5, (2+4)+6] = [9, 12]"""
+    if TARGET == "cuda":
+        tl.extra.cuda.gdc_wait()
     offsets = tl.program_id(0).to(tl.int64) * PART + tl.arange(0, PART)
     stride = tl.cdiv(count, PART) * PART
-    inside = offsets < tl.cdiv(count, 4) * 4  # whole vectors, so that they are loaded as such
+    whole = tl.cdiv(count, 4) * 4  # vectors, so that they are loaded as such
     total = tl.zeros([PART], tl.float32)
-    for split in range(splits.to(tl.int32)):
-        total += tl.load(vectors_at(parts, tl.float32) + split * stride + offsets, inside, other=0)
+    for first in range(0, splits.to(tl.int32), _AT_ONCE):
+        for ahead in tl.static_range(_AT_ONCE):
+            split = first + ahead
+            part = vectors_at(parts, tl.float32) + split * stride + offsets
+            total += tl.load(part, offsets < tl.where(split < splits, whole, 0), other=0)
     result = narrowed(total, "SUM", 1, tl.bfloat16, TARGET)
     tl.store(vectors_at(y, tl.bfloat16) + offsets, result, offsets < count)
 
@@ -51,11 +64,17 @@ class Parts:
 
 
 def parts_for(
-    tile: Tile, device: torch.device, num_m: int, num_n: int, k: int, groups: int = 1
+    tile: Tile,
+    blocks: int,
+    device: torch.device,
+    num_m: int,
+    num_n: int,
+    k: int,
+    groups: int = 1,
 ) -> Parts:
-    """Memory and grid of a product of [M, G, K] and [G, N, K]."""
+    """Memory and grid of a product of [M, G, K] and [G, N, K]; K is split for up to ``blocks``."""
     tiles_m, tiles_n = -(-num_m // tile.m), -(-num_n // tile.n) * groups
-    slabs, splits = split_of(tiles_m * tiles_n, -(-k // tile.slab))
+    slabs, splits = split_of(tiles_m * tiles_n, -(-k // tile.slab), blocks)
     y = torch.empty((num_m, groups, num_n), dtype=torch.bfloat16, device=device)
     out = y
     if splits > 1:
@@ -74,6 +93,7 @@ def combined(parts: Parts) -> torch.Tensor:
             y.device,
             (-(-y.numel() // PART.value), 1),
             (parts.out, y, y.numel(), parts.splits),
+            early=True,
             TARGET=target_of(y.device),
         )
     return y

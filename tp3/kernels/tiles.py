@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Two blocks for each multiprocessor of an H200. From the shape alone and not from the GPU, so that
-# all ranks add in the same order.
-BLOCKS = 264
 LEAST_SLABS = 2  # of a split: below, filling the pipeline costs more than a second block brings
 
 
@@ -33,10 +30,15 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Each: most rows of x → tile, in rising order; the last serves more rows too."""
+    """Each: most rows of x → tile, in rising order; the last serves more rows too.
+
+    blocks: K is split until there are so many, two or four for each multiprocessor of an H200. Not
+    of the GPU at hand: all ranks shall add in the same order.
+    """
 
     nvidia: Mapping[int, Tile]
     amd: Mapping[int, Tile]
+    blocks: int = 264
 
     def of(self, target: str, num_m: int) -> Tile:
         """target: as the kernels' ``TARGET``."""
@@ -44,12 +46,12 @@ class Tiles:
         return next((tile for most, tile in rows.items() if num_m <= most), rows[max(rows)])
 
 
-def split_of(tiles: int, slabs: int) -> tuple[int, int]:
+def split_of(tiles: int, slabs: int, blocks: int) -> tuple[int, int]:
     """How many slabs a block takes, and how many blocks share a tile.
 
-    >>> split_of(tiles=40, slabs=23)
+    >>> split_of(tiles=40, slabs=23, blocks=264)
     (4, 6)
     """
-    wanted = max(1, min(BLOCKS // tiles, slabs // LEAST_SLABS))
+    wanted = max(1, min(blocks // tiles, slabs // LEAST_SLABS))
     each = -(-slabs // wanted)
     return each, -(-slabs // each)

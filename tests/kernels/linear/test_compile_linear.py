@@ -16,7 +16,7 @@ FEW, MANY = "fewest rows", "most rows"
 MXFP4 = {"X_FP8": False, "PARTIAL": False}
 FP8 = {"X_FP8": False, "X_BLOCKS": False, "W_BLOCKS": True, "PARTIAL": False}
 NATIVE = {"X_FP8": True, "X_BLOCKS": True, "W_BLOCKS": True, "PARTIAL": False}
-MOE = {"X_FP8": False, "EXPERTS": 512}
+MOE = {"X_FP8": False, "EXPERTS": 512, "ONE_BY_ONE": False}
 KERNELS = {
     "mxfp4": (mxfp4_linear, "mxfp4_linear_kernel", FEW, MXFP4),
     "mxfp4 many": (mxfp4_linear, "mxfp4_linear_kernel", MANY, {**MXFP4, "PARTIAL": True}),

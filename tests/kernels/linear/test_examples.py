@@ -13,7 +13,7 @@ def examples():
     from tp3.kernels.mxfp4_linear import mxfp4_linear
     from tp3.kernels.mxfp4_moe import mxfp4_moe
     from tp3.kernels.operands import start
-    from tp3.kernels.split_k import combine_kernel
+    from tp3.kernels.split_k import PART, combine_kernel
 
     def row(*values):
         x = torch.zeros(1, 32)
@@ -31,7 +31,7 @@ def examples():
     x = torch.cat((row(1.0), row(2.0)))[None]
     scales = torch.tensor([3.0, 5.0]).view(2, 1, 1)
     y.append(grouped_fp8_linear(x, row(1.0).expand(2, 1, 32).to(E4M3), scales).flatten())
-    parts, out = torch.zeros(3, 1024), torch.full((2,), torch.nan).bfloat16()
+    parts, out = torch.zeros(3, PART.value), torch.full((2,), torch.nan).bfloat16()
     parts[:, :2] = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     start(combine_kernel, 4, out.device, (1, 1), (parts, out, 2, 3), TARGET="interpret")
     return [values.tolist() for values in (*y, out)]
@@ -44,7 +44,7 @@ def test_examples(interpreter):
 @pytest.mark.parametrize("slabs", [1, 2, 3, 5, 23, 182])
 @pytest.mark.parametrize("tiles", [1, 7, 40, 264, 265, 1000])
 def test_splits_cover_k_and_none_is_empty(tiles, slabs):
-    each, splits = split_of(tiles, slabs)
+    each, splits = split_of(tiles, slabs, 264)
     assert each * (splits - 1) < slabs <= each * splits
     assert splits == 1 or (tiles * splits <= 264 and each >= 2)
 

@@ -37,6 +37,7 @@ FP8 = [
 MOE = [
     *(Case("mxfp4_moe", 5, 36, 704, many=8, spread=spread) for spread in SPREADS),
     Case("mxfp4_moe", 1, 17, 768, many=384),
+    Case("mxfp4_moe", 4, 36, 96, many=8, spread="some none"),  # one by one
     Case("mxfp4_moe", 20, 40, 384, many=2, spread="one expert"),
     Case("mxfp4_moe", 4, 70, 96, x="token", many=5, spread="half empty"),
 ]
