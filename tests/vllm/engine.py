@@ -1,18 +1,12 @@
-"""Run models through vLLM and write down what they said, on one rank or on several.
-
-``python engine.py JOB.json FOLDER``: JOB lists models, each with the arguments of ``LLM``, the
-prompts and the number of ranks. vLLM is imported once and the ranks are forked from there, as vLLM
-forks its workers: importing takes longer than a tiny model does. Rank 0 writes FOLDER/out.json.
-"""
+"""One rank that runs models through vLLM in turn; rank 0 writes down what they said."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
-import signal
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +22,29 @@ COMMON = {
 }
 
 
-def main(job_file: str, folder: str) -> None:
-    """Fork the ranks; exit as the first that fails does, whose peers are then ended."""
-    job = json.loads(Path(job_file).read_text())
-    import vllm.entrypoints.llm
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-
-    gc.freeze()  # vLLM collects garbage several times a model, and need not look at modules
-    ranks: dict[int, int] = {}
-    for rank in range(job["tp"]):
-        child = os.fork()
-        if not child:
-            os._exit(be(rank, job, Path(folder)))
-        ranks[child] = rank
-    while ranks:
-        child, status = os.wait()
-        rank = ranks.pop(child)
-        if status:
-            (Path(folder) / "failed").write_text(str(rank))
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
-            raise SystemExit(1)
+hold = gc.freeze
 
 
-def be(rank: int, job: dict[str, Any], folder: Path) -> int:
-    """One rank: all models in turn. The exit code."""
-    log = os.open(folder / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+def hasten() -> None:
+    """Spare this process, forked from one that imported vLLM, what costs more than its models.
+
+    vLLM collects garbage eight times a model, each time through all modules, since it thaws what
+    was frozen; asks a process that imports vLLM anew about each architecture, to keep CUDA out of
+    its own; and looks through all modules for Triton's kernels each time that a worker starts.
+    """
+    from vllm.model_executor.models import registry
+    from vllm.platforms.cpu import CpuPlatform
+
+    gc.freeze = gc.unfreeze = lambda: None
+    registry._run_in_subprocess = lambda inspect: inspect()
+    once = functools.cache(CpuPlatform.register_triton_kernel_overrides)
+    CpuPlatform.register_triton_kernel_overrides = staticmethod(once)
+
+
+def be(rank: int, job: dict[str, Any], folder: Path) -> None:
+    """One rank of ``job``: models by name, each with the arguments of ``LLM`` and a port, the
+    prompts, how many tokens to say, and the number of ranks. Rank 0 writes FOLDER/out.json.
+    """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["tp"], "MASTER_ADDR": "127.0.0.1"}
     if job["tp"] > 1:
         os.environ.update({name: str(value) for name, value in place.items()})
@@ -66,17 +55,12 @@ def be(rank: int, job: dict[str, Any], folder: Path) -> int:
 
         stand_in.gpu()
     said: dict[str, Any] = {}
-    try:
-        for (name, arguments), port in zip(job["models"].items(), job["ports"], strict=True):
-            # a group is made anew for each; on the last one's port it might meet the last store
-            os.environ["MASTER_PORT"] = str(port)
-            said[name] = run(job, arguments)
-            if rank == 0:
-                (folder / "out.json").write_text(json.dumps(said))
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+    for (name, arguments), port in zip(job["models"].items(), job["ports"], strict=True):
+        # a group is made anew for each; on the last one's port it might meet the last store
+        os.environ["MASTER_PORT"] = str(port)
+        said[name] = run(job, arguments)
+        if rank == 0:
+            (folder / "out.json").write_text(json.dumps(said))
 
 
 def run(job: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +164,4 @@ def clear() -> None:
 
     destroy_model_parallel()
     gc.collect()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    hold()  # what is left are modules

@@ -1,9 +1,12 @@
-"""Start ``engine.py``, and compare what models said."""
+"""Have forked ranks run models, and compare what these said."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,12 +19,72 @@ TOKENS = 12
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    # eager or not, each rank would have a C++ compiler make the counting of better tokens fast
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "TP_SOCKET_IFNAME": "lo",
 }
+
+
+HERE = Path(__file__).parent
+
+
+@functools.cache
+def forks() -> subprocess.Popen[str]:
+    """``forks.py``, one for all tests of this process, ended before it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.vllm.forks"],
+        cwd=HERE.parents[1],
+        env={**os.environ, **ENVIRONMENT, **with_torchvision()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    atexit.register(process.communicate)
+    return process
+
+
+def with_torchvision() -> dict[str, str]:
+    """Qwen3.5's file imports vision code: torchvision lies beside the environment (Makefile)."""
+    beside = os.environ.get("TP3_TEST_TORCHVISION", f"{sys.prefix}/torchvision")
+    places = [str(HERE / "torchvision_ops"), beside, os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(place for place in places if place)}
+
+
+def ask(
+    folder: Path,
+    what: dict[str, Any],
+    *,
+    ranks: int = 1,
+    env: dict[str, str] | None = None,
+    timeout: float = 600.0,
+) -> None:
+    """Have ``what`` done by forked ranks, which log to FOLDER/rankN.log.
+
+    Errors: AssertionError with the end of the first failing rank's log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    request = {**what, "ranks": ranks, "env": env or {}, "folder": str(folder)}
+    process = forks()
+    try:
+        print(json.dumps(request), file=process.stdin, flush=True)
+        if not select.select([process.stdout], [], [], timeout)[0]:
+            raise TimeoutError(f"{folder}: no answer in {timeout} s")
+        answer = process.stdout.readline()
+        if not answer:
+            raise AssertionError("tests.vllm.forks has ended; its stderr says why")
+    except BaseException:
+        forks.cache_clear()
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    failed = json.loads(answer)
+    if failed is not None:
+        log = folder / f"rank{failed}.log"
+        raise AssertionError(f"{log}:\n{log.read_text()[-6000:]}")
 
 
 def run(
@@ -32,33 +95,12 @@ def run(
     prompts: list[list[int]] = PROMPTS,
     tokens: int = TOKENS,
     env: dict[str, str] | None = None,
-    timeout: float = 600.0,
 ) -> dict[str, Any]:
     """What each model said (``engine.run``). models: arguments of ``LLM`` by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    job, out, failed = (folder / name for name in ("job.json", "out.json", "failed"))
-    for each in (out, failed):
-        each.unlink(missing_ok=True)
-    what = {"models": models, "tp": tp, "prompts": prompts, "tokens": tokens}
-    job.write_text(json.dumps({**what, "ports": free_ports(len(models))}))
-    command = [sys.executable, str(Path(__file__).with_name("engine.py")), str(job), str(folder)]
-    with (folder / "engine.log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **ENVIRONMENT, **(env or {})},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if code:
-        rank = failed.read_text() if failed.exists() else ""
-        log_file = folder / (f"rank{rank}.log" if rank else "engine.log")
-        raise AssertionError(f"{log_file}:\n{log_file.read_text()[-6000:]}")
+    out = folder / "out.json"
+    out.unlink(missing_ok=True)
+    job = {"models": models, "tp": tp, "prompts": prompts, "tokens": tokens}
+    ask(folder, {"job": {**job, "ports": free_ports(len(models))}}, ranks=tp, env=env)
     said: dict[str, Any] = json.loads(out.read_text())
     return said
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
 from vllm.model_executor.kernels import linear
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig
@@ -69,7 +69,7 @@ def operators():
 @pytest.fixture(scope="module")
 def engine():
     """A config for vLLM's layers that are made of configs."""
-    vllm_config = VllmConfig()
+    vllm_config = VllmConfig(compilation_config=CompilationConfig(mode=CompilationMode.NONE))
     vllm_config.model_config = SimpleNamespace(dtype=BF16, quantization_config=None)
     with set_current_vllm_config(vllm_config):
         yield

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.vllm import fleet, models
 
 ALONE = {"VLLM_PLUGINS": ""}
 ON_TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+AT_ONCE = {"VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "0"}  # else the workers are waited for in vain
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -39,8 +36,8 @@ def test_a_size_that_needs_nothing_is_left_alone(llama, tmp_path):
     hook has anything to say.
     """
     pair = {"llama": {**llama["llama"], **ON_TWO}}
-    alone = fleet.run(tmp_path / "alone", pair, env=ALONE)["llama"]
-    plugged = fleet.run(tmp_path / "plugged", pair)["llama"]
+    alone = fleet.run(tmp_path / "alone", pair, env={**ALONE, **AT_ONCE})["llama"]
+    plugged = fleet.run(tmp_path / "plugged", pair, env=AT_ONCE)["llama"]
     assert plugged["answers"] == alone["answers"]
     assert plugged["mark"] is None
     log = (tmp_path / "plugged" / "rank0.log").read_text()
@@ -59,15 +56,10 @@ def test_r4d_alone(llama, stock, tmp_path):
     assert (apart, worst < 1e-4) == (0, True)
 
 
-def python(code, **env):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **fleet.ENVIRONMENT, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+def python(folder, code, **env):
+    """What code prints in a process of its own."""
+    fleet.ask(folder, {"code": code}, env=env)
+    return (folder / "rank0.log").read_text()
 
 
 CONFIG = """
@@ -82,8 +74,8 @@ else:
 """
 
 
-def refused(model, tp, **env):
-    return python(CONFIG.format(model=str(model), tp=tp), **env).stdout
+def refused(folder, model, tp, **env):
+    return python(folder, CONFIG.format(model=str(model), tp=tp), **env)
 
 
 def test_a_model_that_cannot_be_padded_ends_at_its_config(tmp_path):
@@ -91,10 +83,10 @@ def test_a_model_that_cannot_be_padded_ends_at_its_config(tmp_path):
 
     config = transformers.GPT2Config(n_embd=128, n_head=8, n_layer=1, vocab_size=515)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    told = refused(tmp_path, 3)
+    told = refused(tmp_path / "3", tmp_path, 3)
     assert f"tp3: {tmp_path} cannot run on 3 tensor-parallel ranks. It has 8 attention" in told
     assert "--tensor-parallel-size 1, 2, 4, 8 would divide its heads." in told
-    assert "made" in refused(tmp_path, 2)
+    assert "made" in refused(tmp_path / "2", tmp_path, 2)
 
 
 def test_a_checkpoint_of_another_model_ends_at_its_config(llama, tmp_path):
@@ -106,18 +98,18 @@ def test_a_checkpoint_of_another_model_ends_at_its_config(llama, tmp_path):
         "model.layers.0.self_attn.q_proj.weight"
     )
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
-    assert "r_proj.weight is not part of a llama model" in refused(source, 3)
-    assert "made" in refused(source, 3, TP3_STRICT="0")
+    assert "r_proj.weight is not part of a llama model" in refused(tmp_path / "strict", source, 3)
+    assert "made" in refused(tmp_path / "lax", source, 3, TP3_STRICT="0")
 
 
-def test_another_loader_is_refused(llama):
+def test_another_loader_is_refused(llama, tmp_path):
     code = CONFIG.replace("skip_tokenizer_init", "load_format='sharded_state', skip_tokenizer_init")
-    told = python(code.format(model=llama["llama"]["model"], tp=3)).stdout
+    told = python(tmp_path, code.format(model=llama["llama"]["model"], tp=3))
     assert "cannot be loaded with --load-format sharded_state" in told
 
 
-def test_without_padding_vllm_refuses_itself(llama):
-    told = refused(llama["llama"]["model"], 3, TP3_PAD="0")
+def test_without_padding_vllm_refuses_itself(llama, tmp_path):
+    told = refused(tmp_path, llama["llama"]["model"], 3, TP3_PAD="0")
     assert "must be divisible by tensor parallel size" in told
 
 
@@ -163,10 +155,10 @@ print("untouched" if before == [getattr(*place) for place in places] else "half 
         ),
     ],
 )
-def test_a_changed_anchor_is_refused_and_nothing_is_installed(place, change, told):
+def test_a_changed_anchor_is_refused_and_nothing_is_installed(tmp_path, place, change, told):
     module, _, path = place.partition(":")
     folders = path.split(".")[:-1]
-    out = python(CHANGED.format(module=module, folders=folders, change=change)).stdout
+    out = python(tmp_path, CHANGED.format(module=module, folders=folders, change=change))
     assert "ValueError: " in out
     assert f"does not fit vLLM 0.32.0: at {place} {told}" in out
     assert "untouched" in out
