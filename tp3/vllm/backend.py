@@ -18,8 +18,14 @@ from tp3.vllm.settings import Settings
 NAME = "r4d"
 WORKER = Anchor("vllm.v1.worker.worker_base:WorkerBase.__init__", ("self", "vllm_config"))
 PLATFORM = Anchor("vllm.platforms.interface:Platform.dist_backend")
-SYMM_MEM = "VLLM_ALLREDUCE_USE_SYMM_MEM"  # its groups would take memory and carry nothing
-_stock: dict[type, tuple[str, str | None]] = {}
+# Read when groups are made: communicators that would take memory and carry nothing, and a way of
+# making groups that knows NCCL alone.
+OFF = (
+    "VLLM_ALLREDUCE_USE_SYMM_MEM",
+    "VLLM_ALLREDUCE_USE_FLASHINFER",
+    "VLLM_DISTRIBUTED_USE_SPLIT_GROUP",
+)
+_stock: dict[type, tuple[str, dict[str, str | None]]] = {}
 
 
 def carries(vllm_config: Any, settings: Settings) -> bool:
@@ -43,18 +49,19 @@ def arm(vllm_config: Any, settings: Settings) -> None:
     from vllm.platforms import current_platform
 
     platform = type(current_platform)
-    name, symm_mem = _stock.setdefault(platform, (platform.dist_backend, os.environ.get(SYMM_MEM)))
+    found = platform.dist_backend, {each: os.environ.get(each) for each in OFF}
+    name, switches = _stock.setdefault(platform, found)
     if carries(vllm_config, settings):
         from tp3.comm import register
 
         register()
-        name, symm_mem = NAME, "0"
+        name, switches = NAME, dict.fromkeys(OFF, "0")
         logger.info("tp3: r4d carries the collectives")
     platform.dist_backend = name
-    if symm_mem is None:
-        os.environ.pop(SYMM_MEM, None)
-    else:
-        os.environ[SYMM_MEM] = symm_mem
+    for switch, value in switches.items():
+        os.environ.pop(switch, None)
+        if value is not None:
+            os.environ[switch] = value
 
 
 def armed() -> bool:

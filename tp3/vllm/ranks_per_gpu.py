@@ -19,11 +19,11 @@ VISIBLE = Anchor(
     "vllm.platforms.interface:Platform.logical_device_id_to_visible_device_id",
     ("cls", "device_id"),
 )
+PHYSICAL = Anchor(
+    "vllm.platforms.interface:Platform.device_id_to_physical_device_id", ("cls", "device_id")
+)
 ASSIGNED = Anchor("vllm.config.parallel:ParallelConfig.assigned_physical_gpu_ids")
-ENVIRONMENT = {
-    "VLLM_DISABLE_PYNCCL": "1",
-    "VLLM_DISTRIBUTED_USE_SPLIT_GROUP": "0",
-}
+NO_NCCL = "VLLM_DISABLE_PYNCCL"
 
 
 def prepare(vllm_config: Any, settings: Settings) -> None:
@@ -43,7 +43,7 @@ def install(settings: Settings) -> None:
 
     platform = type(current_platform)
     many = settings.ranks_per_gpu
-    os.environ.update(ENVIRONMENT)
+    os.environ[NO_NCCL] = "1"
     real = platform.device_count
 
     def count(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +63,8 @@ def install(settings: Settings) -> None:
             parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
             if parallel.world_size > 1:
                 parallel.assigned_physical_gpu_ids = [
-                    i % real() for i in range(parallel.world_size)
+                    platform.device_id_to_physical_device_id(rank % real())
+                    for rank in range(parallel.world_size)
                 ]
                 cache.gpu_memory_utilization /= many
             original(self, vllm_config, *args, **kwargs)
@@ -76,5 +77,5 @@ def install(settings: Settings) -> None:
 
 
 HOOK = Hook("ranks_per_gpu", "several ranks share a GPU, without NCCL",
-            (COUNT, VISIBLE, ASSIGNED, WORKER), install,
+            (COUNT, VISIBLE, PHYSICAL, ASSIGNED, WORKER), install,
             wanted=lambda settings: settings.ranks_per_gpu > 1)  # fmt: skip
