@@ -315,6 +315,24 @@ def test_expandable_segments_do_not_matter():
     on_gpus(in_expandable_segments, env={"PYTORCH_CUDA_ALLOC_CONF": conf})
 
 
+def first_in_inference_mode(rank, world_size):
+    """The calls that make tables, buffers and events, and then more of them outside."""
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            for number in range(20):
+                mine = torch.full((300,), rank + number, device="cuda")
+                parts = [torch.empty_like(mine) for _ in range(world_size)]
+                dist.all_gather(parts, mine)
+                dist.all_to_all(parts, [part.clone() for part in parts])
+                dist.all_reduce(mine)
+                assert [part.unique().tolist() for part in parts] == [[rank + number]] * world_size
+                assert mine.unique().tolist() == [sum(range(world_size)) + world_size * number]
+
+
+def test_what_inference_mode_made_serves_outside_of_it():
+    on_gpus(first_in_inference_mode)
+
+
 def another_device_is_current(rank, world_size):
     torch.cuda.set_device(0)
     device = torch.device("cuda", rank)

@@ -211,7 +211,8 @@ class Tables:
             self._captured.append(table)
             return table.data_ptr()
         if len(self._ring) < _TABLES:
-            table = torch.empty(64, dtype=torch.int64, pin_memory=True)
+            with torch.inference_mode(False):  # else it could not be written outside of that mode
+                table = torch.empty(64, dtype=torch.int64, pin_memory=True)
             self._ring.append((table, torch.cuda.Event()))
         else:
             table, event = self._ring[self._turn]
