@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,39 @@ def bf16(arguments: list[Any], case: Case) -> dict[str, Sequence[Call]]:
     return {"torch bf16": [lambda w=w: x @ w[0].mT for w in weights]}
 
 
+def mxfp4(arguments: list[Any], case: Case) -> dict[str, Sequence[Call]]:
+    """bf16, and where vLLM is installed its Marlin, which repacks a larger copy of the weights."""
+    peers = bf16(arguments, case)
+    if INTERPRETED or find_spec("vllm") is None:
+        return peers
+    from vllm.model_executor.kernels.linear.mxfp4.marlin import MarlinMxFp4LinearKernel as Marlin
+
+    x, *stored = arguments[:3]
+    layers = [_layer(case, *copy) for copy in copies_of(stored)]
+    try:
+        for layer in layers:
+            Marlin.process_weights_after_loading(None, layer)
+        theirs = Marlin.apply_weights(None, layers[0], x).float()
+    except (RuntimeError, AssertionError) as refused:
+        print(f"Marlin refuses {case}: {refused}")
+        return peers
+    ours = LAUNCHERS[case.kernel](x, *stored).float()
+    assert (theirs - ours).norm() <= 0.01 * ours.norm(), "Marlin was given other weights"
+    calls = [lambda layer=layer: Marlin.apply_weights(None, layer, x) for layer in layers]
+    return {"vLLM's Marlin": calls, **peers}
+
+
+def _layer(case: Case, weight: torch.Tensor, scales: torch.Tensor) -> torch.nn.Module:
+    """What vLLM's kernels take for a linear layer."""
+    layer = torch.nn.Module()
+    layer.weight, layer.weight_scale = (
+        torch.nn.Parameter(tensor, requires_grad=False) for tensor in (weight, scales)
+    )
+    layer.output_size_per_partition, layer.input_size_per_partition = case.n, case.k
+    layer.params_dtype = torch.bfloat16
+    return layer
+
+
 def scaled(arguments: list[Any], case: Case) -> dict[str, Sequence[Call]]:
     """_scaled_mm at the next N that it takes, and bf16."""
     if INTERPRETED:
@@ -116,7 +150,7 @@ def rows_to_measure(tiny: bool) -> Iterator[tuple[Case, Callable[..., Any]]]:
     cut = (lambda n, k: (min(n, 200), min(k, 320))) if tiny else (lambda n, k: (n, k))
     for (n, k), m in product(MXFP4, ROWS[:2] if tiny else ROWS):
         n, k = cut(n, k)
-        yield Case("mxfp4_linear", m, n, k), bf16
+        yield Case("mxfp4_linear", m, n, k), mxfp4
     for (n, k), m in product(FP8, ROWS[:2] if tiny else ROWS):
         n, k = cut(n, k)
         yield Case("fp8_linear", m, n, k, x="token"), scaled

@@ -14,6 +14,7 @@ MXFP4 = [
     *(Case("mxfp4_linear", 3, 17, k) for k in (5824, 5888, 2912, 768, 704, 96)),
     *(Case("mxfp4_linear", m, n, 704) for m, n in ((1, 36), (4, 192), (16, 256), (17, 17))),
     Case("mxfp4_linear", 130, 36, 160),  # of 4096 rows
+    Case("mxfp4_linear", 2, 17, 6656),  # more parts than are loaded at once
     Case("mxfp4_linear", 5, 36, 5824, x="token"),
     Case("mxfp4_linear", 65, 17, 96, x="token"),
 ]
