@@ -81,7 +81,9 @@ def whole(world_size=3, *, cache=None, padded=False):
     """The whole config of vLLM's, as far as the plugin asks."""
     mark = {"config": {}, "tp": world_size} if padded else None
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(world_size=world_size, disable_custom_all_reduce=False),
+        parallel_config=SimpleNamespace(
+            world_size=world_size, disable_custom_all_reduce=False, distributed_timeout_seconds=None
+        ),
         cache_config=SimpleNamespace(kv_cache_memory_bytes=cache),
         load_config=SimpleNamespace(load_format="auto"),
         lora_config=None,
@@ -113,6 +115,14 @@ def test_what_would_pass_r4d_by_is_switched_off(held, settings, ours):
     backend.prepare(held, settings)
     assert held.parallel_config.disable_custom_all_reduce == ours
     assert (held.compilation_config.pass_config.fuse_allreduce_rms is False) == ours
+    assert held.parallel_config.distributed_timeout_seconds == (600 if ours else None)
+
+
+def test_a_timeout_that_was_asked_for_stays():
+    held = whole(padded=True)
+    held.parallel_config.distributed_timeout_seconds = 25
+    backend.prepare(held, Settings())
+    assert held.parallel_config.distributed_timeout_seconds == 25
 
 
 def test_adapters_of_other_sizes_are_refused():

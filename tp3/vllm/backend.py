@@ -18,6 +18,7 @@ from tp3.vllm.settings import Settings
 NAME = "r4d"
 WORKER = Anchor("vllm.v1.worker.worker_base:WorkerBase.__init__", ("self", "vllm_config"))
 PLATFORM = Anchor("vllm.platforms.interface:Platform.dist_backend")
+TIMEOUT = Anchor("vllm.config.parallel:ParallelConfig.distributed_timeout_seconds")
 # Read when groups are made: communicators that would take memory and carry nothing, and a way of
 # making groups that knows NCCL alone.
 OFF = (
@@ -25,6 +26,7 @@ OFF = (
     "VLLM_ALLREDUCE_USE_FLASHINFER",
     "VLLM_DISTRIBUTED_USE_SPLIT_GROUP",
 )
+TIMEOUT_S = 600  # what PyTorch gives NCCL's groups; it gives all others half an hour
 _stock: dict[type, tuple[str, dict[str, str | None]]] = {}
 
 
@@ -36,11 +38,14 @@ def carries(vllm_config: Any, settings: Settings) -> bool:
 
 
 def prepare(vllm_config: Any, settings: Settings) -> None:
-    """Switch off what would take all-reduces past r4d. The fused pass exists for 2, 4 and 8 ranks
-    alone and brings its own communication.
+    """Switch off what would take all-reduces past r4d, and bound its waits as NCCL's would be. The
+    fused pass exists for 2, 4 and 8 ranks alone and brings its own communication.
     """
     if carries(vllm_config, settings):
-        vllm_config.parallel_config.disable_custom_all_reduce = True
+        parallel = vllm_config.parallel_config
+        parallel.disable_custom_all_reduce = True
+        if parallel.distributed_timeout_seconds is None:
+            parallel.distributed_timeout_seconds = TIMEOUT_S
         vllm_config.compilation_config.pass_config.fuse_allreduce_rms = False
 
 
@@ -84,5 +89,5 @@ def install(settings: Settings) -> None:
     wrap(WORKER, around)
 
 
-HOOK = Hook("backend", "device groups are made on r4d", (WORKER, PLATFORM), install,
+HOOK = Hook("backend", "device groups are made on r4d", (WORKER, PLATFORM, TIMEOUT), install,
             wanted=lambda settings: settings.backend != "default")  # fmt: skip
