@@ -14,9 +14,18 @@ import triton.language as tl
 
 from tp3.kernels.arithmetic import narrowed
 from tp3.kernels.codecs import dot, e4m3_values
-from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
+from tp3.kernels.operands import (
+    E4M3,
+    check,
+    fixed,
+    multiplies_e4m3,
+    rows_of,
+    same_device,
+    start,
+    target_of,
+)
 from tp3.kernels.primitives import vectors_at
-from tp3.kernels.split_k import PART, combined, parts_for, start_next
+from tp3.kernels.split_k import PART, combined, parts_for
 from tp3.kernels.tiles import Tile, Tiles
 
 BLOCK = 128  # of N and of K, that share a scale
@@ -26,12 +35,12 @@ UNIT = 16  # of K: bytes that a thread loads at once
 TILES = Tiles(
     nvidia={
         16: Tile(n=128, m=16, slab=BLOCK, warps=4, stages=5),
-        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=5),
-        128: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=4),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=4),
+        128: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=3),
     },
     amd={
         16: Tile(n=64, m=16, slab=BLOCK, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=2),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=8, stages=2),
     },
 )
 
@@ -44,15 +53,15 @@ def below(offsets, limit):
 
 @triton.jit
 def slab_product(
-    w, x, X_FP8: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TARGET: tl.constexpr
-):
+    w, x, X_FP8: tl.constexpr, NATIVE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    TARGET: tl.constexpr,
+):  # fmt: skip
     """[BN, BM] fp32: one slab of W x^T.
 
-    w: [BN, SLAB/4] uint32; with X_FP8 on an NVIDIA GPU [BN, SLAB] e4m3. x: [BM, SLAB] bf16, or
-    as w.
+    w: [BN, SLAB/4] uint32; with NATIVE [BN, SLAB] e4m3. x: [BM, SLAB] bf16, or as w.
     """
     part = tl.zeros([BN, BM], tl.float32)
-    if X_FP8 and TARGET == "cuda":
+    if NATIVE:
         part = tl.dot(w, tl.trans(x), part)
     elif X_FP8:
         for j in tl.static_range(2):
@@ -86,9 +95,11 @@ def fp8_linear_kernel(
     slabs: tl.int64,  # of a split
     splits: tl.int64,
     X_FP8: tl.constexpr,
+    NATIVE: tl.constexpr,  # e4m3 is multiplied as such
     X_BLOCKS: tl.constexpr,
     W_BLOCKS: tl.constexpr,
     PARTIAL: tl.constexpr,
+    EARLY: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     SLAB: tl.constexpr,
@@ -96,7 +107,6 @@ def fp8_linear_kernel(
     TARGET: tl.constexpr,
 ):
     """>>> x [1, 2, 0, ...], a row of W 0x38 (1.0), 0xC0 (-2.0), scale 2.0: y = (1 - 4) * 2 = -6"""
-    NATIVE: tl.constexpr = X_FP8 and TARGET == "cuda"
     W_TYPE: tl.constexpr = tl.float8e4nv if NATIVE else tl.uint32
     X_TYPE: tl.constexpr = W_TYPE if X_FP8 else tl.bfloat16
     PER_W: tl.constexpr = 128 // W_TYPE.primitive_bitwidth  # elements of 16 bytes
@@ -136,7 +146,7 @@ def fp8_linear_kernel(
         w_slab = tl.load(w_rows + at, below(at, units * PER_W), other=0.0)
         at = slab * (SLAB // 16 * X_UNIT) + x_at
         x_slab = tl.load(x_rows + at, inside[:, None] & below(at, units * X_UNIT), other=0.0)
-        part = slab_product(w_slab, x_slab, X_FP8, BM, BN, TARGET)
+        part = slab_product(w_slab, x_slab, X_FP8, NATIVE, BM, BN, TARGET)
         if W_BLOCKS:
             part *= scale
             scale = next_scale
@@ -150,7 +160,8 @@ def fp8_linear_kernel(
     y_row = (at_m * groups + group)[:, None] * num_n
     written = inside[:, None] & (n < num_n)[None, :]
     if PARTIAL:
-        start_next(TARGET)
+        if EARLY:  # the kernel that adds the parts gets ready
+            tl.extra.cuda.gdc_launch_dependents()
         count = num_m * groups * num_n
         y_row += split.to(tl.int64) * (tl.cdiv(count, PART) * PART)
         tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
@@ -222,7 +233,7 @@ def product(
             num_m, num_n, k // UNIT, parts.grid[0] // groups, parts.slabs,
             parts.splits,
         ),
-        X_FP8=x_fp8, X_BLOCKS=x_blocks, W_BLOCKS=w_blocks, PARTIAL=parts.splits > 1,
-        TARGET=target,
+        X_FP8=x_fp8, NATIVE=x_fp8 and multiplies_e4m3(x.device), X_BLOCKS=x_blocks,
+        W_BLOCKS=w_blocks, PARTIAL=parts.splits > 1, EARLY=parts.early, TARGET=target,
     )  # fmt: skip
     return combined(parts)

@@ -19,7 +19,7 @@ TILES = Tiles(
     },
     amd={
         16: Tile(n=64, m=16, slab=BLOCK, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=2),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=8, stages=2),
     },
 )
 

@@ -21,7 +21,7 @@ from tp3.kernels.codecs import (
 )
 from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
 from tp3.kernels.primitives import vectors_at
-from tp3.kernels.split_k import PART, combined, parts_for, start_next
+from tp3.kernels.split_k import PART, combined, parts_for
 from tp3.kernels.tiles import Tile, Tiles
 
 BLOCK = 32  # codes that share a scale
@@ -33,7 +33,7 @@ TILES = Tiles(
     },
     amd={
         16: Tile(n=64, m=16, slab=128, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=128, warps=4, stages=2),
+        64: Tile(n=128, m=64, slab=128, warps=8, stages=2),
     },
     blocks=528,
 )
@@ -132,6 +132,7 @@ def mxfp4_linear_kernel(
     splits: tl.int64,
     X_FP8: tl.constexpr,
     PARTIAL: tl.constexpr,
+    EARLY: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     SLAB: tl.constexpr,
@@ -160,7 +161,8 @@ def mxfp4_linear_kernel(
     y_row = m.to(tl.int64)[:, None] * num_n
     written = inside & (n < num_n)[None, :]
     if PARTIAL:
-        start_next(TARGET)
+        if EARLY:  # the kernel that adds the parts gets ready
+            tl.extra.cuda.gdc_launch_dependents()
         y_row += split.to(tl.int64) * (tl.cdiv(num_m * num_n, PART) * PART)
         tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
     else:
@@ -208,6 +210,6 @@ def mxfp4_linear(
             x.stride(0) * x.element_size() // 16, num_m, num_n, k // BLOCK,
             parts.slabs, parts.splits,
         ),
-        X_FP8=x_fp8, PARTIAL=parts.splits > 1, TARGET=target,
+        X_FP8=x_fp8, PARTIAL=parts.splits > 1, EARLY=parts.early, TARGET=target,
     )  # fmt: skip
     return combined(parts)[:, 0]

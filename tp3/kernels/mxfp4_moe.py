@@ -29,7 +29,7 @@ TILES = Tiles(
     },
     amd={
         16: Tile(n=64, m=16, slab=128, warps=4, stages=2),
-        64: Tile(n=64, m=64, slab=128, warps=4, stages=2),
+        64: Tile(n=128, m=64, slab=128, warps=8, stages=2),
     },
 )
 

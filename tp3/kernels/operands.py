@@ -79,6 +79,24 @@ def target_of(device: torch.device) -> str:
     return "gfx12" if name.startswith("gfx12") else "gfx9"
 
 
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Of an NVIDIA GPU, else 0."""
+    if INTERPRETED or torch.version.hip is not None:
+        return (0, 0)
+    return torch.cuda.get_device_capability(device)
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel can start while the one before it ends."""
+    return _capability(device) >= (9, 0)
+
+
+def multiplies_e4m3(device: torch.device) -> bool:
+    """Whether Triton multiplies e4m3 as such there."""
+    return _capability(device) >= (8, 9)
+
+
 def _kept(
     kernel: Any,
     constants: dict[str, Hashable],

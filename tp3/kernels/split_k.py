@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tp3.kernels.arithmetic import narrowed
-from tp3.kernels.operands import start, target_of
+from tp3.kernels.operands import start, starts_early, target_of
 from tp3.kernels.primitives import vectors_at
 from tp3.kernels.tiles import Tile, split_of
 
@@ -21,23 +21,17 @@ _AT_ONCE = tl.constexpr(8)  # parts on their way together: one after another, ea
 _WARPS = 4
 
 
-@triton.jit
-def start_next(TARGET: tl.constexpr):
-    """Let the kernel that combines get ready; it still waits for what this block will write."""
-    if TARGET == "cuda":
-        tl.extra.cuda.gdc_launch_dependents()
-
-
 @triton.jit(do_not_specialize=["parts", "y", "count", "splits"])
 def combine_kernel(
     parts: tl.int64,  # address of [splits, count rounded up to PART] fp32
     y: tl.int64,  # address of [count] bf16, written
     count: tl.int64,
     splits: tl.int64,
+    EARLY: tl.constexpr,  # started while the parts are being written
     TARGET: tl.constexpr,
 ):
     """>>> parts [[1, 2], [3, 4], [5, 6]]: y = [(1+3)+5, (2+4)+6] = [9, 12]"""
-    if TARGET == "cuda":
+    if EARLY:
         tl.extra.cuda.gdc_wait()
     offsets = tl.program_id(0).to(tl.int64) * PART + tl.arange(0, PART)
     stride = tl.cdiv(count, PART) * PART
@@ -54,13 +48,16 @@ def combine_kernel(
 
 @dataclass(frozen=True)
 class Parts:
-    """y: [M, G, N] bf16. out: y, or the parts. slabs: of a block."""
+    """y: [M, G, N] bf16. out: y, or the parts. slabs: of a block. early: the parts are added by a
+    kernel that starts before the last is written, and waits for it.
+    """
 
     y: torch.Tensor
     out: torch.Tensor
     grid: tuple[int, int]
     slabs: int
     splits: int
+    early: bool
 
 
 def parts_for(
@@ -80,7 +77,8 @@ def parts_for(
     if splits > 1:
         size = -(-y.numel() // PART.value) * PART.value
         out = torch.empty((splits, size), dtype=torch.float32, device=device)
-    return Parts(y, out, (tiles_n, tiles_m * splits), slabs, splits)
+    early = splits > 1 and starts_early(device)
+    return Parts(y, out, (tiles_n, tiles_m * splits), slabs, splits, early)
 
 
 def combined(parts: Parts) -> torch.Tensor:
@@ -93,7 +91,8 @@ def combined(parts: Parts) -> torch.Tensor:
             y.device,
             (-(-y.numel() // PART.value), 1),
             (parts.out, y, y.numel(), parts.splits),
-            early=True,
+            early=parts.early,
+            EARLY=parts.early,
             TARGET=target_of(y.device),
         )
     return y

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.linear.cases import LAUNCHERS, Case, operands
+from tp3.kernels import operands as launching
 from tp3.kernels import ops
 
 MXFP4 = Case("mxfp4_linear", 3, 36, 96)
@@ -136,3 +137,17 @@ def as_operators():
 
 def test_operators(interpreter):
     assert interpreter.alone(as_operators) == 4
+
+
+@pytest.mark.parametrize(
+    ("capability", "able"),
+    [((8, 6), (False, False)), ((8, 9), (False, True)), ((9, 0), (True, True))],
+)
+def test_what_only_some_gpus_do(monkeypatch, capability, able):
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(launching, "_capability", launching._capability.__wrapped__)
+    device = torch.device("cuda", 0)
+    assert (launching.starts_early(device), launching.multiplies_e4m3(device)) == able
+    monkeypatch.setattr(torch.version, "hip", "7")
+    assert (launching.starts_early(device), launching.multiplies_e4m3(device)) == (False, False)

@@ -7,35 +7,56 @@ import re
 
 import pytest
 import triton
+from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.kernels.compiled import TARGETS, Compiled
+from tests.kernels.assembly import PTX
+from tests.kernels.compiled import TARGETS, Compiled, Target
 from tp3.kernels import fp8_linear, mxfp4_linear, mxfp4_moe
+from tp3.kernels.split_k import combine_kernel
 
-FEW, MANY = "fewest rows", "most rows"
-MXFP4 = {"X_FP8": False, "PARTIAL": False}
-FP8 = {"X_FP8": False, "X_BLOCKS": False, "W_BLOCKS": True, "PARTIAL": False}
-NATIVE = {"X_FP8": True, "X_BLOCKS": True, "W_BLOCKS": True, "PARTIAL": False}
+FEW, SOME, MANY = 0, 1, -1  # of the tiles
+WHOLE = {"PARTIAL": False, "EARLY": False}
+PARTS = {"PARTIAL": True, "EARLY": True}  # EARLY: from sm_90 on
+MXFP4 = {"X_FP8": False, **WHOLE}
+FP8 = {"X_FP8": False, "NATIVE": False, "X_BLOCKS": False, "W_BLOCKS": True, **PARTS}
+E4M3 = {"X_FP8": True, "NATIVE": True, "X_BLOCKS": True, "W_BLOCKS": True, **WHOLE}
 MOE = {"X_FP8": False, "EXPERTS": 512, "ONE_BY_ONE": False}
 KERNELS = {
     "mxfp4": (mxfp4_linear, "mxfp4_linear_kernel", FEW, MXFP4),
-    "mxfp4 many": (mxfp4_linear, "mxfp4_linear_kernel", MANY, {**MXFP4, "PARTIAL": True}),
+    "mxfp4 many": (mxfp4_linear, "mxfp4_linear_kernel", MANY, {**MXFP4, **PARTS}),
     "moe": (mxfp4_moe, "mxfp4_moe_kernel", FEW, MOE),
     "fp8": (fp8_linear, "fp8_linear_kernel", MANY, FP8),
-    "fp8 e4m3": (fp8_linear, "fp8_linear_kernel", MANY, NATIVE),
+    "fp8 some": (fp8_linear, "fp8_linear_kernel", SOME, FP8),
+    "fp8 e4m3": (fp8_linear, "fp8_linear_kernel", MANY, E4M3),
+}
+# Of NVIDIA, and not of those that the tiles were measured on.
+OTHERS = {
+    f"sm_{number}": Target(GPUTarget("cuda", number, 32), "cuda", "ptx", PTX)
+    for number in (80, 86, 89, 120)
 }
 # Shared memory of a block, in bytes.
 ROOM = {"sm_90": 232_448, "gfx1201": 65_536, "gfx942": 65_536, "gfx950": 163_840}
+ROOM |= {"sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_120": 101_376}
+
+
+def can(to):
+    """What only some GPUs do, as ``operands`` asks of them."""
+    number = to.gpu.arch if to.code == "cuda" else 0
+    return {"EARLY": number >= 90, "NATIVE": number >= 89}
 
 
 @functools.cache
 def made(name, target):
     """Compiled, its tile, and bytes of shared memory."""
     module, kernel_name, rows, constants = KERNELS[name]
-    to, kernel = TARGETS[target], getattr(module, kernel_name)
+    to, kernel = (TARGETS | OTHERS)[target], getattr(module, kernel_name)
     tiles = module.TILES.nvidia if to.code == "cuda" else module.TILES.amd
-    tile = tiles[min(tiles) if rows == FEW else max(tiles)]
+    tile = tiles[sorted(tiles)[rows]]
     constants = {**constants, **tile.constants, "TARGET": to.code}
+    constants |= {
+        name: constants[name] and able for name, able in can(to).items() if name in constants
+    }
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
@@ -62,6 +83,32 @@ def test_nothing_spills_and_memory_suffices(name, target, tmp_path):
         return
     for key in (r"\.private_segment_fixed_size:", r"\.[sv]gpr_spill_count:", "; ScratchSize:"):
         assert set(re.findall(key + r"\s*(\d+)", kernel.text)) == {"0"}, key
+
+
+@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_other_gpus_of_nvidia_take_them(name, target):
+    kernel, _, shared, _ = made(name, target)
+    assert shared <= ROOM[target]
+    early = made(name, "sm_90")[0].constants.get("EARLY") and target == "sm_120"
+    assert ("griddepcontrol" in kernel.text) == bool(early)
+
+
+@pytest.mark.parametrize(("target", "early"), [("sm_90", True), ("sm_89", False)])
+def test_the_kernel_that_adds_parts_waits_for_them_where_it_starts_early(target, early):
+    to = (TARGETS | OTHERS)[target]
+    constants = {"EARLY": can(to)["EARLY"], "TARGET": "cuda"}
+    names = combine_kernel.arg_names
+    source = ASTSource(
+        fn=combine_kernel,
+        signature={n: "constexpr" if n in constants else "i64" for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={},
+    )
+    text = triton.compile(source, target=to.gpu, options={"num_warps": 4}).asm["ptx"]
+    loads = text.index("ld.global")
+    assert ("griddepcontrol.wait" in text[:loads]) == early
+    assert "griddepcontrol" not in text[loads:]
 
 
 def copied_bytes(text):
