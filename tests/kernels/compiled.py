@@ -36,6 +36,11 @@ TARGETS = {
     "gfx942": Target(GPUTarget("hip", "gfx942", 64), "gfx9", "amdgcn", GFX9),
     "gfx950": Target(GPUTarget("hip", "gfx950", 64), "gfx9", "amdgcn", GFX9),
 }
+# Of NVIDIA, and not of those that shapes and tiles were measured on.
+OTHERS = {
+    f"sm_{number}": Target(GPUTarget("cuda", number, 32), "cuda", "ptx", PTX)
+    for number in (80, 86, 89, 120)
+}
 
 
 class Recorder:
@@ -103,7 +108,8 @@ def compiled(
     launcher: str, target: str, world_size: int = 3, dtype: torch.dtype = torch.bfloat16,
     op: str = "SUM", align: int = 16,
 ) -> Compiled:  # fmt: skip
-    to, recorder = TARGETS[target], Recorder(world_size, TARGETS[target].code)
+    to = (TARGETS | OTHERS)[target]
+    recorder = Recorder(world_size, to.code)
     before, kernels.Kept = kernels.Kept, recorder.keep
     try:
         launched(recorder, launcher, dtype, op, align)

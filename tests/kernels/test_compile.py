@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.kernels.assembly import PTX, without
-from tests.kernels.compiled import LAUNCHERS, TARGETS, compiled
+from tests.kernels.compiled import LAUNCHERS, OTHERS, TARGETS, compiled
 from tests.kernels.paths import Order, violations
 
 made = functools.cache(compiled)
@@ -179,3 +179,13 @@ def test_registers_are_as_few_as_the_grid_counts_on(launcher, dtype, what, world
     assert -(-registers // 8) * 8 <= counted_on, "registers are given out in eights"
     if world_size <= 3 and dtype.is_floating_point:
         assert stack <= SPILLED_BYTES.get(launcher, 0)
+
+
+@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_other_gpus_of_nvidia_take_them(launcher, target, tmp_path):
+    kernel = made(launcher, target, 3)
+    registers, _ = kernel.usage(tmp_path)
+    threads, counted_on = kernel.asked
+    assert threads == kernel.threads
+    assert -(-registers // 8) * 8 <= counted_on

@@ -7,11 +7,9 @@ import re
 
 import pytest
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tests.kernels.assembly import PTX
-from tests.kernels.compiled import TARGETS, Compiled, Target
+from tests.kernels.compiled import OTHERS, TARGETS, Compiled
 from tp3.kernels import fp8_linear, mxfp4_linear, mxfp4_moe
 from tp3.kernels.split_k import combine_kernel
 
@@ -29,11 +27,6 @@ KERNELS = {
     "fp8": (fp8_linear, "fp8_linear_kernel", MANY, FP8),
     "fp8 some": (fp8_linear, "fp8_linear_kernel", SOME, FP8),
     "fp8 e4m3": (fp8_linear, "fp8_linear_kernel", MANY, E4M3),
-}
-# Of NVIDIA, and not of those that the tiles were measured on.
-OTHERS = {
-    f"sm_{number}": Target(GPUTarget("cuda", number, 32), "cuda", "ptx", PTX)
-    for number in (80, 86, 89, 120)
 }
 # Shared memory of a block, in bytes.
 ROOM = {"sm_90": 232_448, "gfx1201": 65_536, "gfx942": 65_536, "gfx950": 163_840}
