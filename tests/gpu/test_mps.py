@@ -21,7 +21,10 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 W = 3
-SIZES = (4 << 10, 150 << 10)  # elements of fp32: a few blocks wait, or as many as may
+FEW, MANY = 4 << 10, 150 << 10  # elements of fp32: a few blocks wait, or as many as may
+# How the others wait: in a sum of so many elements, and with a copy to the host behind it, as an
+# engine has that goes on to the next step.
+TURNS = ((FEW, False), (MANY, False), (FEW, True))
 LATE_S = 0.3
 SOON = timedelta(seconds=10)
 
@@ -30,13 +33,17 @@ def matrix(dtype, size=2048):
     return torch.ones(size, size, dtype=dtype, device="cuda")
 
 
-def copied_by_another_stream():
-    """A copy to the host on a stream of its own, and a thread that waits for it."""
-    mine, side = torch.ones(1 << 20, device="cuda"), torch.cuda.Stream()
+def copied_behind(mine):
+    """A copy to the host on another stream, behind what this one has; it and its event."""
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        there = mine.to("cpu", non_blocking=True)
-        event = side.record_event()
+        return mine.to("cpu", non_blocking=True), side.record_event()
+
+
+def copied_by_another_stream():
+    """A copy that a thread waits for."""
+    there, event = copied_behind(torch.ones(1 << 20, device="cuda"))
     thread = threading.Thread(target=event.synchronize)
     thread.start()
     thread.join()
@@ -47,7 +54,7 @@ def of_triton(turn):
     """Kernels that this process has not loaded, and perhaps not compiled, yet."""
     from tp3.kernels.mxfp4_linear import mxfp4_linear
 
-    rows, k = (3, 40)[turn], 2048  # another kernel for more rows
+    rows, k = (3, 40, 3)[turn], (2048, 2048, 256)[turn]  # more rows, and one slab: other kernels
     codes = torch.zeros(96, k // 2, dtype=torch.uint8, device="cuda")
     mxfp4_linear(torch.ones(rows, k, device="cuda").bfloat16(), codes, codes[:, : k // 32] + 127)
 
@@ -55,8 +62,8 @@ def of_triton(turn):
 def of_torch(turn):
     """Kernels that this process has not loaded yet."""
     zeros = torch.zeros(100_000, device="cuda")
-    (torch.erfinv, torch.lgamma)[turn](zeros)
-    torch.sort((zeros, zeros.short())[turn])
+    (torch.erfinv, torch.lgamma, torch.digamma)[turn](zeros)
+    torch.sort((zeros, zeros.short(), zeros.double())[turn])
 
 
 def graph():
@@ -67,7 +74,7 @@ def graph():
     captured.replay()
 
 
-# By what rank 0 does: in the first turn, few blocks of the others wait, in the second many.
+# By what rank 0 does.
 CHORES = {
     "nothing": lambda turn: None,
     "synchronize": lambda turn: torch.cuda.synchronize(),
@@ -88,7 +95,8 @@ CHORES = {
 
 def late_with(chore, turn, group, rank):
     """Rank 0 does something else first. How it ended, in words."""
-    mine = torch.full((SIZES[turn],), float(rank), device="cuda")
+    size, copies = TURNS[turn]
+    mine = torch.full((size,), float(rank), device="cuda")
     dist.all_reduce(mine.clone(), group=group)
     torch.cuda.synchronize()
     if rank == 0:
@@ -96,6 +104,8 @@ def late_with(chore, turn, group, rank):
         chore(turn)
     try:
         dist.all_reduce(mine, group=group)
+        if copies and rank:
+            copied_behind(mine)
         torch.cuda.synchronize()
         dist.barrier(group=group)
     except RuntimeError as error:
@@ -106,7 +116,7 @@ def late_with(chore, turn, group, rank):
 def gathers(group, rank):
     """Messages of many chunks each way, as of logits, between sums."""
     for number in range(20):
-        dist.all_reduce(torch.ones(SIZES[0], device="cuda"), group=group)
+        dist.all_reduce(torch.ones(FEW, device="cuda"), group=group)
         mine = torch.full((148, 2688), float(rank + number), device="cuda")
         out = torch.empty((W * 148, 2688), device="cuda")
         dist.all_gather_into_tensor(out, mine, group=group)
@@ -118,10 +128,10 @@ def gathers(group, rank):
 
 def every_chore(rank, world_size):
     found = {}
-    for turn, size in enumerate(SIZES):
+    for turn, others in enumerate(TURNS):
         for name, chore in CHORES.items():
             group = dist.new_group(timeout=SOON)
-            found[f"{name}, {size} elements"] = late_with(chore, turn, group, rank)
+            found[f"{name}, {others}"] = late_with(chore, turn, group, rank)
     found["gathers"] = gathers(dist.new_group(timeout=SOON), rank)
     return {name: words for name, words in found.items() if words}
 
