@@ -22,6 +22,7 @@ COMMON = {
 }
 
 
+LOOK = "register_triton_kernel_overrides"
 hold = gc.freeze
 
 
@@ -37,8 +38,8 @@ def hasten() -> None:
 
     gc.freeze = gc.unfreeze = lambda: None
     registry._run_in_subprocess = lambda inspect: inspect()
-    once = functools.cache(CpuPlatform.register_triton_kernel_overrides)
-    CpuPlatform.register_triton_kernel_overrides = staticmethod(once)
+    if hasattr(CpuPlatform, LOOK):  # not before 0.32
+        setattr(CpuPlatform, LOOK, staticmethod(functools.cache(getattr(CpuPlatform, LOOK))))
 
 
 def be(rank: int, job: dict[str, Any], folder: Path) -> None:

@@ -21,12 +21,13 @@ from tests.vllm import engine
 
 
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some versions of vLLM log to stdout
     import vllm.entrypoints.llm
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
     gc.collect()
     gc.freeze()
-    answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         print(json.dumps(serve(json.loads(line))), file=answers, flush=True)
     os._exit(0)  # before extension modules complain of what they leaked
