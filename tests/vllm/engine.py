@@ -81,7 +81,9 @@ def run(job: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
         ignore_eos=True,
         detokenize=False,
     )
-    prompts = [{"prompt_token_ids": each} for each in job["prompts"]]
+    prompts: list[dict[str, Any]] = [{"prompt_token_ids": each} for each in job["prompts"]]
+    for seed, prompt in enumerate(prompts if job["pictures"] else ()):
+        prompt["multi_modal_data"] = {"image": picture(seed)}
     answers = []
     for answer in llm.generate(prompts, params, use_tqdm=False):
         (out,) = answer.outputs
@@ -102,6 +104,14 @@ def run(job: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     del llm
     clear()
     return found
+
+
+def picture(seed: int) -> Any:
+    """Noise, of its own width."""
+    from numpy.random import default_rng
+    from PIL import Image
+
+    return Image.fromarray(default_rng(seed).integers(0, 256, (64, 64 + 32 * seed, 3), "uint8"))
 
 
 def stats() -> dict[str, int]:

@@ -94,12 +94,15 @@ def run(
     tp: int = 1,
     prompts: list[list[int]] = PROMPTS,
     tokens: int = TOKENS,
+    pictures: bool = False,
     env: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What each model said (``engine.run``). models: arguments of ``LLM`` by name."""
+    """What each model said (``engine.run``). models: arguments of ``LLM`` by name. pictures: each
+    prompt has one.
+    """
     out = folder / "out.json"
     out.unlink(missing_ok=True)
-    job = {"models": models, "tp": tp, "prompts": prompts, "tokens": tokens}
+    job = {"models": models, "tp": tp, "prompts": prompts, "tokens": tokens, "pictures": pictures}
     ask(folder, {"job": {**job, "ports": free_ports(len(models))}}, ranks=tp, env=env)
     said: dict[str, Any] = json.loads(out.read_text())
     return said
