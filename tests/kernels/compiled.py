@@ -104,6 +104,17 @@ class Compiled:
         return int(found[1]), int(found[2])
 
 
+def source_of(kernel: Any, constants: dict[str, Any]) -> ASTSource:
+    """A kernel with its constants, all other arguments being 64-bit integers."""
+    names = kernel.arg_names
+    return ASTSource(
+        fn=kernel,
+        signature={name: "constexpr" if name in constants else "i64" for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={},
+    )
+
+
 def compiled(
     launcher: str, target: str, world_size: int = 3, dtype: torch.dtype = torch.bfloat16,
     op: str = "SUM", align: int = 16,
@@ -117,17 +128,10 @@ def compiled(
         kernels.Kept = before
     assert recorder.made is not None
     kernel, constants, num_warps, max_registers = recorder.made
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={name: "constexpr" if name in constants else "i64" for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={},
-    )
     options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
     if max_registers and to.code == "cuda":
         options["maxnreg"] = max_registers
-    made = triton.compile(source, target=to.gpu, options=options)
+    made = triton.compile(source_of(kernel, constants), target=to.gpu, options=options)
     threads = num_warps * to.gpu.warp_size
     binary = made.asm["cubin"] if to.code == "cuda" else None
     return Compiled(made.asm[to.stage], to.dialect, threads, recorder.asked, constants, binary)

@@ -7,9 +7,8 @@ import re
 
 import pytest
 import triton
-from triton.compiler import ASTSource
 
-from tests.kernels.compiled import OTHERS, TARGETS, Compiled
+from tests.kernels.compiled import OTHERS, TARGETS, Compiled, source_of
 from tp3.kernels import fp8_linear, mxfp4_linear, mxfp4_moe
 from tp3.kernels.split_k import combine_kernel
 
@@ -50,15 +49,8 @@ def made(name, target):
     constants |= {
         name: constants[name] and able for name, able in can(to).items() if name in constants
     }
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={n: "constexpr" if n in constants else "i64" for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={},
-    )
     options = {"num_warps": tile.warps, "enable_fp_fusion": False}
-    built = triton.compile(source, target=to.gpu, options=options)
+    built = triton.compile(source_of(kernel, constants), target=to.gpu, options=options)
     threads = tile.warps * to.gpu.warp_size
     binary = built.asm["cubin"] if to.code == "cuda" else None
     code = Compiled(built.asm[to.stage], to.dialect, threads, (0, 0), constants, binary)
@@ -91,14 +83,8 @@ def test_other_gpus_of_nvidia_take_them(name, target):
 def test_the_kernel_that_adds_parts_waits_for_them_where_it_starts_early(target, early):
     to = (TARGETS | OTHERS)[target]
     constants = {"EARLY": can(to)["EARLY"], "TARGET": "cuda"}
-    names = combine_kernel.arg_names
-    source = ASTSource(
-        fn=combine_kernel,
-        signature={n: "constexpr" if n in constants else "i64" for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-        attrs={},
-    )
-    text = triton.compile(source, target=to.gpu, options={"num_warps": 4}).asm["ptx"]
+    source, options = source_of(combine_kernel, constants), {"num_warps": 4}
+    text = triton.compile(source, target=to.gpu, options=options).asm["ptx"]
     loads = text.index("ld.global")
     assert ("griddepcontrol.wait" in text[:loads]) == early
     assert "griddepcontrol" not in text[loads:]
