@@ -17,8 +17,9 @@ GLOO = {"GLOO_SOCKET_IFNAME": "lo"}
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
+    before = multiprocessing.active_children()  # tests/kernels keeps one for its whole session
     yield
-    assert multiprocessing.active_children() == []
+    assert [child for child in multiprocessing.active_children() if child not in before] == []
 
 
 def summed(rank, world_size, addend):
