@@ -88,6 +88,8 @@ CHORES = {
         (48 + turn) << 20, dtype=torch.uint8, pin_memory=True
     ),
     "copy to the host": lambda turn: torch.ones(1 << 20, device="cuda").cpu(),
+    "copy from the host": lambda turn: torch.ones(1 << 20).to("cuda"),
+    "copy from pinned memory": lambda turn: torch.ones(1 << 10, pin_memory=True).to("cuda"),
     "copy by another stream": lambda turn: copied_by_another_stream(),
     "graph": lambda turn: graph(),
 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from tp3.comm.errors import CollectiveTimeout, Disagreement, R4DError
 from tp3.comm.layout import DeviceLayout, peers
 from tp3.comm.transport.bootstrap import Meeting
+from tp3.comm.transport.co_residency import Room, room_for
 from tp3.comm.transport.device_memory import DeviceMemory
 from tp3.comm.transport.host import HostTransport
 from tp3.kernels.launch import Kept
@@ -30,7 +30,6 @@ _PAGE_WORDS = 1024
 _ABORT, _CODE, _KIND, _SEQUENCE, _LATE, _SIZES = 0, 1, 2, 3, 8, 24  # words of the page
 _MISMATCH = 2
 _KINDS = {1: "one-shot", 2: "two-shot", 3: "sentinel", 4: "exchange"}
-_REGISTERS = 64 << 10  # of a multiprocessor
 _TABLES = 64
 _PROBE_SECONDS = 60.0
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", id)
@@ -45,7 +44,7 @@ class DeviceTransport:
         self.device = device
         self.layout = DeviceLayout(self.world_size)
         self.target = _target(device)
-        self._share = 0.0
+        self._room = Room(0, 0)
         self._tag = 0
         self._host = host
         self._reason: R4DError | None = None
@@ -85,25 +84,16 @@ class DeviceTransport:
         return sorted(self._memory.connected)
 
     def agree_on_blocks(self) -> None:
-        """Settle how many blocks a launch may have, so that those of all ranks on a GPU fit on it.
+        """Settle how many blocks a launch may have. To be called once all peers are connected.
 
-        To be called once all peers are connected. Errors: R4DError, on all ranks.
+        Errors: R4DError, on all ranks.
         """
         offers = [self._memory.offers[rank] for rank in range(self.world_size)]
-        sharing = Counter(offer.gpu for offer in offers)
-        # Ranks that share a GPU leave half of it to whatever else they launch.
-        self._share = min(
-            o.multiprocessors / (1 if sharing[o.gpu] == 1 else 2 * sharing[o.gpu]) for o in offers
-        )
-        if self.room(256, 128) < 2 * self.world_size:
-            raise R4DError(
-                f"r4d: {max(sharing.values())} ranks share a GPU, too many for their kernels to "
-                "run at once; use more GPUs or fewer ranks"
-            )
+        self._room = room_for([(offer.gpu, offer.multiprocessors) for offer in offers])
 
     def room(self, threads: int, registers: int) -> int:
         """How many blocks of so many threads with so many registers each a launch may have."""
-        return int(self._share * (_REGISTERS // (threads * registers)))
+        return self._room.blocks(threads, registers)
 
     def kernel(self, key: Any, make: Callable[[], Kept]) -> Kept:
         """The kernel made for ``key``; loading it is allowed while a graph is captured."""
