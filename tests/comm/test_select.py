@@ -104,6 +104,19 @@ def test_the_threshold_of_two_shot():
     assert name(4, force="two-shot") == "two-shot"
 
 
+def test_what_fuses_the_norm():
+    def name(world_size=3, nbytes=64 * 10240, device="cuda", **more):
+        what = {"dtype": "bfloat16", "reach": device != "cpu", **more}
+        return select(
+            "all_reduce_rms_norm", world_size=world_size, nbytes=nbytes, device=device, **what
+        ).name
+
+    assert name() == name(world_size=2) == name(nbytes=0) == name(force="sentinel") == "gpu-nq"
+    assert name(nbytes=10 << 20) == name(world_size=2, nbytes=32 << 20) == "steps"
+    assert name(device="cpu") == name(device="hip") == name(reach=False) == "steps"
+    assert name(world_size=1) == name(force="one-shot") == name(hosts=2, reach=False) == "steps"
+
+
 def test_every_launcher_can_be_imported():
     for request in requests():
         module, function = choose(request).launcher.split(":")

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from tp3.comm.launch import RankFailure, launch
 from tp3.comm.layout import DeviceLayout
@@ -77,6 +78,7 @@ class Interpreted:
     """One rank's view. folder: where the ranks' memory lies, made by ``create``."""
 
     target = "interpret"
+    device = torch.device("cpu")
 
     def __init__(self, folder: Path, rank: int, layout: DeviceLayout) -> None:
         assert INTERPRETED, "set TRITON_INTERPRET=1 before triton is imported"

@@ -16,7 +16,8 @@ from typing import Any
 from tp3.comm.layout import sentinel_bytes
 from tp3.comm.settings import ALLREDUCE_CHOICES
 
-SUMMED = ("all_reduce", "reduce", "reduce_scatter")
+FUSED = "all_reduce_rms_norm"
+SUMMED = ("all_reduce", "reduce", "reduce_scatter", FUSED)
 MOVED = ("broadcast", "all_gather", "all_to_all", "gather", "scatter")
 COLLECTIVES = SUMMED + MOVED
 DEVICES = ("cpu", "cuda", "hip")
@@ -91,7 +92,8 @@ Condition = tuple[str, Callable[[Request], bool]]
 @dataclass(frozen=True)
 class Row:
     """One algorithm. ``launcher`` is ``module:function``, so that this table imports nothing;
-    ``medium`` is what it runs over: "host", "device", or "staged" (a device's data on the host).
+    ``medium`` is what it runs over: "host", "device", "staged" (a device's data on the host) or
+    "rows" (other rows).
     """
 
     name: str
@@ -116,6 +118,7 @@ def _collective(*names: str) -> Condition:
 
 _ONE_HOST: Condition = ("all ranks on one host", lambda r: r.hosts == 1)
 _HOSTS: Condition = ("ranks on several hosts", lambda r: r.hosts > 1)
+_PLAIN: Condition = ("a collective of torch.distributed", lambda r: r.collective != FUSED)
 _CPU: Condition = ("CPU tensors", lambda r: r.device == "cpu")
 _GPU: Condition = ("tensors on a GPU", lambda r: r.device != "cpu")
 _REACH: Condition = ("ranks that share device memory", lambda r: r.reach)
@@ -124,14 +127,46 @@ _ONE_TRIP: Condition = (
     lambda r: r.nbytes <= one_shot_to_bytes(r.world_size) or r.force in ("sentinel", "one-shot"),
 )
 
+# What the sentinel kernel needs, and the fused one, which sums as it does.
+_SENTINEL: tuple[Condition, ...] = (
+    ("tensors on an NVIDIA GPU", lambda r: r.device == "cuda"),
+    _REACH,
+    ("float32, float16 or bfloat16", lambda r: r.dtype in FLOATS[1:]),
+    ("SUM, AVG or PREMUL_SUM", lambda r: r.op in OPS[:3]),
+    ("TP3_ALLREDUCE=auto or sentinel", lambda r: r.force in ("auto", "sentinel")),
+    _ONE_TRIP,
+    (
+        "a message that fits its slots",
+        lambda r: r.world_size > 1 and r.nbytes <= sentinel_bytes(r.world_size),
+    ),
+)
+
 ROWS: tuple[Row, ...] = (
+    Row(
+        "gpu-nq",
+        "the sentinel's sum, residual add, RMSNorm and FP8 in one kernel, a row in a block",
+        world_sizes="2..16",
+        exact=True,
+        launcher="tp3.comm.collectives.device:nq",
+        conditions=(_collective(FUSED), *_SENTINEL),
+        medium="device",
+    ),
+    Row(
+        "steps",
+        "the all-reduce by its own row, then residual add, RMSNorm and FP8 of its sum",
+        world_sizes="any",
+        exact=True,
+        launcher="tp3.comm.collectives.steps:all_reduce_rms_norm",
+        conditions=(_collective(FUSED),),
+        medium="rows",
+    ),
     Row(
         "identity",
         "a group of one: the tensor is its own sum",
         world_sizes="1",
         exact=True,
         launcher="tp3.comm.collectives.identity:{collective}",
-        conditions=(("world size 1", lambda r: r.world_size == 1),),
+        conditions=(_PLAIN, ("world size 1", lambda r: r.world_size == 1)),
     ),
     Row(
         "gpu-sentinel",
@@ -139,22 +174,7 @@ ROWS: tuple[Row, ...] = (
         world_sizes="2..16",
         exact=True,
         launcher="tp3.comm.collectives.device:sentinel",
-        conditions=(
-            _collective("all_reduce"),
-            ("tensors on an NVIDIA GPU", lambda r: r.device == "cuda"),
-            _REACH,
-            ("float32, float16 or bfloat16", lambda r: r.dtype in FLOATS[1:]),
-            ("SUM, AVG or PREMUL_SUM", lambda r: r.op in OPS[:3]),
-            (
-                "TP3_ALLREDUCE=auto or sentinel",
-                lambda r: r.force in ("auto", "sentinel"),
-            ),
-            _ONE_TRIP,
-            (
-                "a message that fits its slots",
-                lambda r: r.world_size > 1 and r.nbytes <= sentinel_bytes(r.world_size),
-            ),
-        ),
+        conditions=(_collective("all_reduce"), *_SENTINEL),
         medium="device",
     ),
     Row(
@@ -205,7 +225,7 @@ ROWS: tuple[Row, ...] = (
         world_sizes="any",
         exact=True,
         launcher="tp3.comm.collectives.staged:{collective}",
-        conditions=(_GPU,),
+        conditions=(_PLAIN, _GPU),
         medium="staged",
     ),
     Row(
@@ -273,7 +293,7 @@ ROWS: tuple[Row, ...] = (
         world_sizes="any",
         exact=True,
         launcher="tp3.comm.collectives.hosts:{collective}",
-        conditions=(_CPU, _HOSTS),
+        conditions=(_PLAIN, _CPU, _HOSTS),
     ),
 )
 

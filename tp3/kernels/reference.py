@@ -1,11 +1,14 @@
-"""What the kernels compute, in plain PyTorch: the numbers of a format, then one product.
+"""What the kernels compute, in plain PyTorch: the numbers of a format, then one product; a norm.
 
-``dtype`` is that of the arithmetic, fp64 for a truth, fp32 otherwise; nothing is rounded after it.
+``dtype`` is that of the arithmetic, fp64 for a truth, fp32 otherwise; nothing is rounded after it
+in products.
 """
 
 from __future__ import annotations
 
 import torch
+
+from tp3.kernels.normed import GROUP, LARGEST_E4M3, SMALLEST_SCALE, Norm, Normed
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BLOCK = 128
@@ -110,3 +113,33 @@ def grouped_fp8_linear(
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     return torch.einsum("mgk,gnk->mgn", x.to(dtype), fp8(weight, weight_scale, dtype))
+
+
+def normalised(
+    v: torch.Tensor, weight: torch.Tensor, norm: Norm, *, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """v / sqrt(mean(v²) + eps) · g of rows v [M, K]."""
+    wide, gain = v.to(dtype), weight.to(dtype) + norm.plus_one
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps) * gain
+
+
+def quantised(n: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """bf16 [M, K] as ``norm`` wants it, and the scale."""
+    if norm.quant is None:
+        return n, None
+    width = n.shape[-1]
+    each = GROUP if norm.quant == "group" else width
+    wide = torch.nn.functional.pad(n.float(), (0, -width % each)).unflatten(-1, (-1, each))
+    scale = (wide.abs().amax(-1) / LARGEST_E4M3).clamp(min=SMALLEST_SCALE)
+    codes = (wide / scale[..., None]).clamp(-LARGEST_E4M3, LARGEST_E4M3).flatten(-2)[..., :width]
+    out = codes.to(torch.float8_e4m3fn)
+    return out, scale if norm.quant == "group" else scale.flatten()
+
+
+def add_rms_norm(
+    y: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, norm: Norm
+) -> Normed:
+    """y, residual: [M, K] bf16; weight: [K]. In fp32, rounded where ``normed`` says so."""
+    v = y.float() + residual.float()
+    out, scale = quantised(normalised(v, weight, norm).bfloat16(), norm)
+    return Normed(out, v.bfloat16(), scale)

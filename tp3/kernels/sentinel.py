@@ -63,6 +63,46 @@ def arrived(
     return bits, alive
 
 
+@triton.jit
+def push_to_all(
+    bits, inside, offsets, flags, slot, BITS: tl.constexpr, SLOT: tl.constexpr, RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+):  # fmt: skip
+    """Store ``bits`` at elements ``offsets`` of this rank's slot at every peer."""
+    for r in tl.static_range(WORLD):
+        if r != RANK:
+            theirs = vectors_at(data_of(flags, r, WORLD), BITS) + slot
+            tl.store(theirs + (RANK - (RANK > r)) * 2 * SLOT + offsets, bits, inside)
+
+
+@triton.jit
+def total_of(
+    own, inside, offsets, mine, alive, flags, limit_ns, page, lanes, sequence, OP: tl.constexpr,
+    DTYPE: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr, SLOT: tl.constexpr,
+    RANK: tl.constexpr, WORLD: tl.constexpr, STICKY: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
+    """((x0 + x1) + x2) + ... of ``own`` and what comes, wide, with the ones put back; and whether
+    all has come.
+
+    mine: pointer to the launch's slot of the first region.
+    """
+    total = widened(own.to(DTYPE, bitcast=True), DTYPE)
+    for r in tl.static_range(WORLD):
+        term = own
+        if r != RANK:
+            here = mine + (r - (r > RANK)) * 2 * SLOT + offsets
+            term, alive = arrived(
+                here, inside, alive, flags, limit_ns, page, lanes, sequence, r, STICKY, TARGET
+            )
+            tl.store(here, tl.full([TILE], -1, BITS), inside)
+        value = widened(term.to(DTYPE, bitcast=True), DTYPE)
+        if r == 0:
+            total = value
+        else:
+            total = folded(total, value, OP)
+    return total, alive
+
+
 @triton.jit(do_not_specialize=["flags", "x", "out", "num_vectors", "limit_ns", "page"])
 def sentinel_kernel(
     flags: tl.int64,  # address of this rank's flags
@@ -105,29 +145,15 @@ def sentinel_kernel(
             offsets = (turn * blocks + block).to(tl.int64) * TILE + tl.arange(0, TILE)
             inside = offsets < num
             bits = own_bits(source + offsets, inside, BITS, NAN)
-            for r in tl.static_range(WORLD):
-                if r != RANK:
-                    theirs = vectors_at(data_of(flags, r, WORLD), BITS) + slot
-                    tl.store(theirs + (RANK - (RANK > r)) * 2 * SLOT + offsets, bits, inside)
+            push_to_all(bits, inside, offsets, flags, slot, BITS, SLOT, RANK, WORLD)
         if turn >= AHEAD:
             offsets = ((turn - AHEAD) * blocks + block).to(tl.int64) * TILE + tl.arange(0, TILE)
             inside = offsets < num
             own = own_bits(source + offsets, inside, BITS, NAN)
-            total = widened(own.to(DTYPE, bitcast=True), DTYPE)
-            for r in tl.static_range(WORLD):
-                term = own
-                if r != RANK:
-                    here = mine + (r - (r > RANK)) * 2 * SLOT + offsets
-                    term, alive = arrived(
-                        here, inside, alive, flags, limit_ns, page, lanes, sequence, r, STICKY,
-                        TARGET,
-                    )  # fmt: skip
-                    tl.store(here, tl.full([TILE], -1, BITS), inside)
-                value = widened(term.to(DTYPE, bitcast=True), DTYPE)
-                if r == 0:
-                    total = value
-                else:
-                    total = folded(total, value, OP)
+            total, alive = total_of(
+                own, inside, offsets, mine, alive, flags, limit_ns, page, lanes, sequence, OP,
+                DTYPE, BITS, TILE, SLOT, RANK, WORLD, STICKY, TARGET,
+            )  # fmt: skip
             result = narrowed(total, OP, WORLD, DTYPE, TARGET)
             result = tl.where(alive == 1, result, all_ones([TILE], DTYPE))
             tl.store(vectors_at(out, DTYPE) + offsets, result, inside)

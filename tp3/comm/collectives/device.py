@@ -15,6 +15,7 @@ from torch import Tensor
 from tp3.comm.reduce import Reduction
 from tp3.comm.transport import device_kernels as kernels
 from tp3.comm.transport.device import DeviceTransport
+from tp3.kernels.normed import Norm, Normed, dense
 
 _WIDE_OPS = {"PREMUL_SUM": "SUM"}
 _BOOL_OPS = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}
@@ -33,6 +34,14 @@ def one_shot(transport: DeviceTransport, data: Tensor, reduction: Reduction) -> 
 def two_shot(transport: DeviceTransport, data: Tensor, reduction: Reduction) -> None:
     """All-reduce of ``data`` [N] in place, by owners of parts."""
     _sum("two-shot", transport, data, data, reduction)
+
+
+def nq(
+    transport: DeviceTransport, x: Tensor, residual: Tensor, weight: Tensor, norm: Norm, to: Normed
+) -> None:
+    """The sum of ``x`` [M, K], residual, RMSNorm and FP8 in one kernel, into ``to``."""
+    if x.numel():
+        kernels.all_reduce_norm(transport, dense(x), dense(residual), dense(weight), norm, to)
 
 
 def reduce(transport: DeviceTransport, data: Tensor, reduction: Reduction, root: int) -> None:

@@ -18,8 +18,12 @@ from tp3.comm.layout import MAX_BLOCKS, DeviceLayout
 from tp3.comm.transport.device import DeviceTransport
 from tp3.kernels.exchange import exchange_kernel
 from tp3.kernels.launch import Kept
+from tp3.kernels.norm import bits_of, constants_of, warps_of
+from tp3.kernels.normed import Norm, Normed
 from tp3.kernels.one_shot import one_shot_kernel
+from tp3.kernels.operands import multiplies_e4m3
 from tp3.kernels.sentinel import sentinel_kernel
+from tp3.kernels.sentinel_norm import sentinel_norm_kernel
 from tp3.kernels.two_shot import two_shot_kernel
 
 VECTOR_BYTES = 16
@@ -110,6 +114,20 @@ def reduce_scatter_plan(
     )
     counts = stride // VECTOR_BYTES, nbytes // VECTOR_BYTES
     return Plan(transport, kept, _blocks(transport, "one-shot", shape, nbytes), counts)
+
+
+def all_reduce_norm(
+    transport: DeviceTransport, x: Tensor, residual: Tensor, weight: Tensor, norm: Norm, to: Normed
+) -> None:
+    """Start the fused kernel on dense operands, with a row for each turn of a block."""
+    rows, width = x.shape
+    shape = Shape(2 * width, warps_of(width, transport.target))
+    kept = transport.kernel(
+        ("nq", width, norm.plus_one, norm.quant), lambda: _norm(transport, shape, width, norm)
+    )
+    blocks = min(transport.room(shape.threads, shape.registers), MAX_BLOCKS, rows)
+    addresses = [0 if t is None else t.data_ptr() for t in (x, residual, weight, *to)]
+    transport.start(kept, (blocks, 1), *addresses, rows, bits_of(norm.eps))
 
 
 @dataclass(frozen=True)
@@ -208,6 +226,25 @@ def _sentinel(transport: DeviceTransport, shape: Shape, dtype: torch.dtype, op: 
         "LAUNCHES": layout.SENTINELS,
     }
     return _kept(sentinel_kernel, constants, shape, num_args=6)
+
+
+def _norm(transport: DeviceTransport, shape: Shape, width: int, norm: Norm) -> Kept:
+    layout = transport.layout
+    native = multiplies_e4m3(transport.device)
+    constants = {
+        **constants_of(width, norm, transport.target, native=native),
+        "NAN": _BITS[2][1],
+        "RANK": transport.rank,
+        "WORLD": transport.world_size,
+        "AHEAD": _AHEAD,
+        "LANES": shape.threads,
+        "SLOT_BYTES": layout.sentinel_bytes,
+        "BASE": layout.sentinels,
+        "LAUNCHES": layout.SENTINELS,
+        "STICKY": layout.STICKY,
+        "MAX_BLOCKS": MAX_BLOCKS,
+    }
+    return _kept(sentinel_norm_kernel, constants, shape, num_args=11)
 
 
 def _counted(
