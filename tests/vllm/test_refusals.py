@@ -101,17 +101,6 @@ def test_ranks_that_share_a_gpu_need_a_size_of_the_cache():
     ranks_per_gpu.prepare(whole(), Settings())
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_ranks_that_share_a_gpu_are_told_of_mps(runs, tmp_path, monkeypatch):
-    if runs:
-        (tmp_path / "control").touch()
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    told: list[str] = []
-    monkeypatch.setattr(ranks_per_gpu.logger, "warning", told.append)
-    ranks_per_gpu.prepare(whole(cache=1 << 30), Settings(ranks_per_gpu=3))
-    assert len(told) == runs
-
-
 @pytest.mark.parametrize(
     ("held", "settings", "ours"),
     [

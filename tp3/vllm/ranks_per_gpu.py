@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tp3.vllm.anchors import Anchor, Hook, wrap, wrap_at
 from tp3.vllm.backend import WORKER
-from tp3.vllm.log import logger
 from tp3.vllm.settings import Settings
 
 COUNT = Anchor("vllm.platforms:current_platform.device_count", ("cls",))
@@ -26,7 +24,6 @@ PHYSICAL = Anchor(
 )
 ASSIGNED = Anchor("vllm.config.parallel:ParallelConfig.assigned_physical_gpu_ids")
 NO_NCCL = "VLLM_DISABLE_PYNCCL"
-MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"  # its folder, or the one it has else
 
 
 def prepare(vllm_config: Any, settings: Settings) -> None:
@@ -37,11 +34,6 @@ def prepare(vllm_config: Any, settings: Settings) -> None:
         raise ValueError(
             f"tp3: TP3_RANKS_PER_GPU is {settings.ranks_per_gpu}: say what each rank's cache may "
             "take, --kv-cache-memory-bytes 2G, because vLLM cannot measure a GPU that it shares"
-        )
-    if Path(os.environ.get(*MPS_PIPES), "control").exists():
-        logger.warning(
-            "tp3: an MPS daemon is running; under MPS vLLM 0.26.0 hung with more ranks than GPUs, "
-            "without it they only take turns: stop the daemon, or expect r4d's timeout"
         )
 
 
