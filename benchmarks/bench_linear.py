@@ -39,7 +39,7 @@ from tp3.kernels.operands import KEPT
 
 RESULTS = Path(__file__).parent / "results"
 CASES_JUDGED = 200
-ROWS = (1, 4, 16, 64, 256, 1024)
+ROWS = (1, 4, 8, 16, 64, 256, 1024)
 # N, K of a rank: down and gate-and-up of 17472 over three ranks, a vocabulary.
 MXFP4 = ((5120, 5824), (11648, 5120), (82816, 5120))
 FP8 = ((8726, 5120),)

@@ -1,4 +1,4 @@
-"""µs of ``mxfp4_linear`` and ``grouped_fp8_linear`` with other tiles, at 1 row and at 16.
+"""µs of ``mxfp4_linear`` (16 rows) and ``grouped_fp8_linear`` (1 and 16) with other tiles.
 
     python benchmarks/sweep_linear.py
 
@@ -41,10 +41,10 @@ def main() -> None:
     tiny = parser.parse_args().tiny
     print(hardware(DEVICE), versions(DEVICE))
     print(gate(10 if tiny else 40), flush=True)
-    for module, case, choices in PLAN:
+    for module, case, rows, choices in PLAN:
         if tiny:
             case, choices = replace(case, n=200, k=320), choices[:1]
-        for m in (1, 16):
+        for m in rows:
             for tile, blocks in choices:
                 us = microseconds(module, replace(case, m=m), tile, blocks)
                 print(f"{case.kernel} {m}x{case.n}x{case.k}: {us:.1f} µs, {tile}, {blocks} blocks")
@@ -69,9 +69,14 @@ SWEEP_FP8 = [
 
 
 PLAN = (
-    (mxfp4_linear, Case("mxfp4_linear", 1, 5120, 5824), SWEEP_MXFP4),
-    (mxfp4_linear, Case("mxfp4_linear", 1, 82816, 5120), SWEEP_MXFP4),
-    (grouped_fp8_linear, Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4), SWEEP_FP8),
+    (mxfp4_linear, Case("mxfp4_linear", 1, 5120, 5824), (16,), SWEEP_MXFP4),
+    (mxfp4_linear, Case("mxfp4_linear", 1, 82816, 5120), (16,), SWEEP_MXFP4),
+    (
+        grouped_fp8_linear,
+        Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4),
+        (1, 16),
+        SWEEP_FP8,
+    ),
 )
 
 

@@ -24,7 +24,7 @@ from tp3.kernels.operands import (
     start,
     target_of,
 )
-from tp3.kernels.primitives import vectors_at
+from tp3.kernels.primitives import below, vectors_at
 from tp3.kernels.split_k import PART, combined, parts_for
 from tp3.kernels.tiles import Tile, Tiles
 
@@ -43,12 +43,6 @@ TILES = Tiles(
         64: Tile(n=64, m=64, slab=BLOCK, warps=8, stages=2),
     },
 )
-
-
-@triton.jit
-def below(offsets, limit):
-    """Which offsets lie in a row: what bounds the last slab."""
-    return offsets < limit
 
 
 @triton.jit

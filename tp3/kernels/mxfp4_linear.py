@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tp3.kernels import mxfp4_few
 from tp3.kernels.arithmetic import narrowed
 from tp3.kernels.codecs import (
     dot,
@@ -20,7 +21,7 @@ from tp3.kernels.codecs import (
     e8m0_pair,
 )
 from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
-from tp3.kernels.primitives import vectors_at
+from tp3.kernels.primitives import below, vectors_at
 from tp3.kernels.split_k import PART, combined, parts_for
 from tp3.kernels.tiles import Tile, Tiles
 
@@ -37,12 +38,6 @@ TILES = Tiles(
     },
     blocks=528,
 )
-
-
-@triton.jit
-def below(offsets, limit):
-    """Which offsets lie in a row: what bounds the last slab."""
-    return offsets < limit
 
 
 @triton.jit
@@ -198,18 +193,17 @@ def mxfp4_linear(
     same_device(x=x, weight=weight, scales=scales, x_scale=x_scale)
     target = target_of(x.device)
     x = rows_of(x)
-    tile = TILES.of(target, num_m)
-    parts = parts_for(tile, TILES.blocks, x.device, num_m, num_n, k)
-    start(
-        mxfp4_linear_kernel,
-        tile,
-        x.device,
-        parts.grid,
-        (
-            x, x_scale, fixed("weight", weight), fixed("scales", scales, align=1), parts.out,
-            x.stride(0) * x.element_size() // 16, num_m, num_n, k // BLOCK,
-            parts.slabs, parts.splits,
-        ),
-        X_FP8=x_fp8, PARTIAL=parts.splits > 1, EARLY=parts.early, TARGET=target,
-    )  # fmt: skip
+    few = mxfp4_few.serves(x)
+    tiles = mxfp4_few.TILES if few else TILES
+    tile = tiles.of(target, num_m)
+    parts = parts_for(tile, tiles.blocks, x.device, num_m, num_n, k)
+    numbers = x.stride(0) * x.element_size() // 16, num_m, num_n, k // BLOCK
+    operands = fixed("weight", weight), fixed("scales", scales, align=1), parts.out, *numbers
+    ways = {"PARTIAL": parts.splits > 1, "EARLY": parts.early, "TARGET": target}
+    more = parts.slabs, parts.splits
+    if few:
+        start(mxfp4_few.mxfp4_few_kernel, tile, x.device, parts.grid, (x, *operands, *more), **ways)
+    else:
+        start(mxfp4_linear_kernel, tile, x.device, parts.grid, (x, x_scale, *operands, *more),
+              X_FP8=x_fp8, **ways)  # fmt: skip
     return combined(parts)[:, 0]

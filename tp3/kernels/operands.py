@@ -92,6 +92,11 @@ def starts_early(device: torch.device) -> bool:
     return _capability(device) >= (9, 0)
 
 
+def multiplies_pairs(device: torch.device) -> bool:
+    """Whether an instruction multiplies two bf16 by two others."""
+    return _capability(device) >= (9, 0)
+
+
 def multiplies_e4m3(device: torch.device) -> bool:
     """Whether Triton multiplies e4m3 as such there."""
     return _capability(device) >= (8, 9)

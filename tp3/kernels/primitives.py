@@ -45,6 +45,12 @@ def vectors_at(address, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def below(offsets, limit):
+    """Which offsets lie in a row: what bounds the last slab of a product."""
+    return offsets < limit
+
+
+@triton.jit
 def clock(lanes, TARGET: tl.constexpr):
     """Nanoseconds, for each lane; on AMD GPUs ticks of 10 ns, scaled."""
     if TARGET == "cuda":

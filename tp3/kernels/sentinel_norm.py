@@ -12,6 +12,7 @@ A row whose data do not come is NaN in all that is written, scales included.
 import triton
 import triton.language as tl
 
+from tp3.kernels.arithmetic import all_ones
 from tp3.kernels.norm import finish_row, row_of
 from tp3.kernels.primitives import advance, vectors_at, words_at
 from tp3.kernels.rounds import data_of
@@ -19,7 +20,6 @@ from tp3.kernels.sentinel import own_bits, push_to_all, total_of
 
 # Up to here residual and weight are loaded before the wait for peers; wider rows lack registers.
 EARLY_WIDTH = tl.constexpr(8192)
-NOT_A_NUMBER = tl.constexpr(float("nan"))
 
 
 @triton.jit(
@@ -91,7 +91,7 @@ def sentinel_norm_kernel(
             if ROW > EARLY_WIDTH:
                 beside = row_of(residual, row, K, ROW)
                 gain = row_of(weight, row * 0, K, ROW)
-            total = tl.where(alive == 1, total, NOT_A_NUMBER)
+            total = tl.where(alive == 1, total, all_ones([ROW], tl.float32))
             finish_row(
                 total, beside, gain, row, out, residual_out, scale, eps_bits, K, ROW, PLUS_ONE,
                 QUANT, NATIVE, TARGET,

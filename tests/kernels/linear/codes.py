@@ -1,11 +1,14 @@
 """Kernels that only decode, and what they must give: every code at every place of a word."""
 
+from itertools import product
+
 import torch
 import triton
 import triton.language as tl
 
 from tp3.kernels import reference
 from tp3.kernels.codecs import e2m1_values, e4m3_values, e8m0_pair
+from tp3.kernels.mxfp4_linear import mxfp4_linear
 from tp3.kernels.operands import start, target_of
 
 WIDTH = 16  # words of a row
@@ -73,6 +76,29 @@ def wrong_e4m3(device="cpu"):
         out = torch.full((2, 256, 2 * WIDTH), 7.0, dtype=torch.bfloat16, device=device)
         _start(e4m3_kernel, (codes, out))
         wrong += _different(out, in_pairs(reference.e4m3(codes, torch.bfloat16), 4))
+    return wrong
+
+
+def wrong_products(device="cpu"):
+    """How many weights ``mxfp4_linear`` has other than the reference when x picks one column: each
+    code with each scale that leaves it finite, where a tile's scales are near each other and where
+    they are not. Rows of NaN must be NaN.
+    """
+    made = torch.Generator().manual_seed(0)
+    packed = torch.arange(16, dtype=torch.uint8) + 16 * torch.arange(16, dtype=torch.uint8).flip(0)
+    wrong = 0
+    for order in (torch.arange(256), torch.randperm(256, generator=made)):
+        scales = order[:, None].to(torch.uint8).to(device)
+        weight = packed.expand(256, -1).contiguous().to(device)
+        true = reference.mxfp4(weight, scales, torch.float64)
+        for power, column in product((-60, 0, 60), range(0, 32, 8)):
+            x = torch.zeros(8, 32)
+            x[torch.arange(8), torch.arange(column, column + 8)] = 2.0**power
+            y = mxfp4_linear(x.bfloat16().to(device), weight, scales)
+            assert y[:, order == 255].isnan().all()
+            want = true[:, column : column + 8].T * 2.0**power
+            sure = (want == 0) | ((want.abs() > 2.0**-100) & (want.abs() < 2.0**100))
+            wrong += int((y != want.bfloat16())[sure & (order < 253).to(device)].sum())
     return wrong
 
 

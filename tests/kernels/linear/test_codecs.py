@@ -1,8 +1,9 @@
 """Codecs in the interpreter, bit by bit; the reference itself against PyTorch's dtypes."""
 
+import pytest
 import torch
 
-from tests.kernels.linear.codes import wrong_e2m1, wrong_e4m3
+from tests.kernels.linear.codes import wrong_e2m1, wrong_e4m3, wrong_products
 from tp3.kernels import reference
 
 
@@ -12,6 +13,22 @@ def test_every_code_with_every_scale_is_exact(interpreter):
 
 def test_every_e4m3_code_is_exact(interpreter):
     assert interpreter.alone(wrong_e4m3) == 0
+
+
+def test_every_weight_comes_out_of_a_product_of_few_rows(interpreter):
+    assert interpreter.alone(wrong_products) == 0
+
+
+def _without_the_second_way():
+    from tp3.kernels import mxfp4_few
+
+    mxfp4_few.LARGEST_CODE = type(mxfp4_few.LARGEST_CODE)(1000)
+    return wrong_products()
+
+
+def test_large_scales_multiplied_once_are_seen(interpreter):
+    with pytest.raises(AssertionError):
+        assert interpreter.alone(_without_the_second_way) == 0
 
 
 def _with_half_the_factor():

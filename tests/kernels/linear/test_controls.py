@@ -9,6 +9,7 @@ from tests.kernels.linear.test_shapes import walled
 
 TAILS = [
     Case("mxfp4_linear", 3, 36, 96),  # K % 64 == 32
+    Case("mxfp4_linear", 9, 36, 96),
     Case("mxfp4_moe", 3, 36, 96, many=2),
     Case("fp8_linear", 3, 36, 208, w="blocks"),
 ]
@@ -16,9 +17,10 @@ TAILS = [
 
 def unbounded(case, walls):
     """The case without the bound of the last slab."""
-    from tp3.kernels import fp8_linear, mxfp4_linear
+    from tp3.kernels import fp8_linear, mxfp4_few, mxfp4_linear
 
-    fp8_linear.below = mxfp4_linear.below = lambda offsets, limit: offsets >= 0
+    for module in (fp8_linear, mxfp4_few, mxfp4_linear):
+        module.below = lambda offsets, limit: offsets >= 0
     if not walls:
         return judge(case, place=between_codes)
     keep = Walls()
@@ -49,9 +51,10 @@ def without_the_last_part(case):
     return judge(case)
 
 
-def test_a_part_that_is_not_added_is_seen(interpreter):
+@pytest.mark.parametrize(("rows", "k"), [(2, 5824), (9, 1472)])
+def test_a_part_that_is_not_added_is_seen(interpreter, rows, k):
     with pytest.raises(AssertionError, match="wrong, first at"):
-        interpreter.alone(without_the_last_part, Case("mxfp4_linear", 2, 17, 1472))
+        interpreter.alone(without_the_last_part, Case("mxfp4_linear", rows, 17, k))
 
 
 def unwritten(case):

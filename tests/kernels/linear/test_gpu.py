@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.linear.cases import LAUNCHERS, Case, judge, operands, random_cases
-from tests.kernels.linear.codes import wrong_e2m1, wrong_e4m3
+from tests.kernels.linear.codes import wrong_e2m1, wrong_e4m3, wrong_products
 from tests.kernels.linear.test_shapes import FP8, MOE, MXFP4
 
 pytestmark = [
@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def test_codes_are_exact():
-    assert (wrong_e2m1("cuda"), wrong_e4m3("cuda")) == (0, 0)
+    assert (wrong_e2m1("cuda"), wrong_e4m3("cuda"), wrong_products("cuda")) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("case", [*MXFP4, *FP8, *MOE], ids=str)
@@ -43,7 +43,8 @@ def test_a_graph_gives_the_same_bits(case):
         assert torch.equal(got, want)
 
 
-def test_two_runs_give_the_same_bits():
-    arguments = operands(Case("mxfp4_linear", 9, 5120, 5824), "cuda")
+@pytest.mark.parametrize("rows", [1, 9])
+def test_two_runs_give_the_same_bits(rows):
+    arguments = operands(Case("mxfp4_linear", rows, 5120, 5824), "cuda")
     first = LAUNCHERS["mxfp4_linear"](*arguments)
     assert all(torch.equal(first, LAUNCHERS["mxfp4_linear"](*arguments)) for _ in range(20))

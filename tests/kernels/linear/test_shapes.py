@@ -13,6 +13,8 @@ from tests.kernels.linear.memory import Walls
 MXFP4 = [
     *(Case("mxfp4_linear", 3, 17, k) for k in (5824, 5888, 2912, 768, 704, 96)),
     *(Case("mxfp4_linear", m, n, 704) for m, n in ((1, 36), (4, 192), (16, 256), (17, 17))),
+    *(Case("mxfp4_linear", m, n, k) for m, n, k in ((7, 1, 32), (8, 33, 160), (9, 33, 160))),
+    Case("mxfp4_linear", 12, 17, 5824),
     Case("mxfp4_linear", 130, 36, 160),  # of 4096 rows
     Case("mxfp4_linear", 2, 17, 6656),  # more parts than are loaded at once
     Case("mxfp4_linear", 5, 36, 5824, x="token"),
