@@ -110,8 +110,12 @@ def e4m3_values(words, J: tl.constexpr, TARGET: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc, TARGET: tl.constexpr):
-    """acc [R, C] fp32 + a [R, K] times b [C, K] transposed, both bf16."""
+    """acc [..., R, C] fp32 + a [..., R, K] times b [..., C, K] transposed, both bf16."""
     if TARGET == "interpret":  # widened by hand: it does not know bf16, nor its subnormals
         a = (a.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
         b = (b.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    return tl.dot(a, tl.trans(b), acc, input_precision="ieee")
+    if len(b.shape) == 2:
+        b = tl.trans(b)
+    else:
+        b = tl.permute(b, (0, 2, 1))
+    return tl.dot(a, b, acc, input_precision="ieee")

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from tp3.kernels.arithmetic import narrowed
-from tp3.kernels.codecs import E2M1_FACTOR_PAIR, e2m1_pair, e8m0_pair, halves, multiplied
+from tp3.kernels.codecs import E2M1_FACTOR_PAIR, dot, e2m1_pair, e8m0_pair, halves, multiplied
 from tp3.kernels.launch import INTERPRETED
 from tp3.kernels.operands import multiplies_pairs
 from tp3.kernels.primitives import below, vectors_at
@@ -76,15 +76,6 @@ def factors_of(codes, TWICE: tl.constexpr):
 
 
 @triton.jit
-def products(a, b, acc, TARGET: tl.constexpr):
-    """acc [WARPS, R, C] fp32 + a [WARPS, R, K] times b [WARPS, C, K] transposed, both bf16."""
-    if TARGET == "interpret":  # widened by hand, as in ``codecs.dot``
-        a = (a.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-        b = (b.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    return tl.dot(a, tl.permute(b, (0, 2, 1)), acc, input_precision="ieee")
-
-
-@triton.jit
 def slab_products(
     acc, words, codes, x, BN: tl.constexpr, BM: tl.constexpr, WARPS: tl.constexpr,
     TWICE: tl.constexpr, TARGET: tl.constexpr,
@@ -107,7 +98,7 @@ def slab_products(
             weights_of(words, 2 * half + 1, factor, TWICE, TARGET),
         )
         values = values.permute(0, 1, 2, 4, 3).reshape([WARPS, BN, 64])
-        acc = products(values, low if half == 0 else high, acc, TARGET)
+        acc = dot(values, low if half == 0 else high, acc, TARGET)
     return acc
 
 
