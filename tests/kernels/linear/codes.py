@@ -81,20 +81,26 @@ def wrong_e4m3(device="cpu"):
 
 def wrong_products(device="cpu"):
     """How many weights ``mxfp4_linear`` has other than the reference when x picks one column: each
-    code with each scale that leaves it finite, where a tile's scales are near each other and where
-    they are not. Rows of NaN must be NaN.
+    code with each scale that leaves it finite, where a tile's scales are near each other, where
+    they are alike, and where they are not, in rows of one slab and of two. Rows of NaN must be NaN.
     """
     made = torch.Generator().manual_seed(0)
+    alike = torch.arange(128, 136).repeat_interleave(32)  # around the largest multiplied once
     packed = torch.arange(16, dtype=torch.uint8) + 16 * torch.arange(16, dtype=torch.uint8).flip(0)
     wrong = 0
-    for order in (torch.arange(256), torch.randperm(256, generator=made)):
-        scales = order[:, None].to(torch.uint8).to(device)
-        weight = packed.expand(256, -1).contiguous().to(device)
-        true = reference.mxfp4(weight, scales, torch.float64)
+    for order, k in (
+        (torch.arange(256), 32),
+        (torch.randperm(256, generator=made), 1024),
+        (alike, 32),
+    ):
+        scales = torch.full((256, k // 32), 120, dtype=torch.uint8)
+        scales[:, 0] = order
+        weight = packed.repeat(256, k // 32).to(device)
+        true = reference.mxfp4(weight, scales.to(device), torch.float64)
         for power, column in product((-60, 0, 60), range(0, 32, 8)):
-            x = torch.zeros(8, 32)
+            x = torch.zeros(8, k)
             x[torch.arange(8), torch.arange(column, column + 8)] = 2.0**power
-            y = mxfp4_linear(x.bfloat16().to(device), weight, scales)
+            y = mxfp4_linear(x.bfloat16().to(device), weight, scales.to(device))
             assert y[:, order == 255].isnan().all()
             want = true[:, column : column + 8].T * 2.0**power
             sure = (want == 0) | ((want.abs() > 2.0**-100) & (want.abs() < 2.0**100))
