@@ -157,6 +157,25 @@ def test_a_rank_that_does_not_come_is_told_and_all_is_nan(interpreter, tmp_path)
     assert facts == [(True, page, late_ranks), (True, page, late_ranks, 1)] * len(NORMS)
 
 
+def after_a_failure(folder):
+    """All data have come, but the group has failed before."""
+    lost = []
+    for number, norm in enumerate(NORMS):
+        t = Alone(folder / str(number), 0)
+        t.words[t.layout.STICKY // 4] = 1
+        for sender in (1, 2):
+            t.data[0][t.slot(0, sender, 1, sentinel=True)][: 3 * 24 * 2] = 0
+        x = norms.values(24, 3)
+        to = Placed(x, norm)
+        fused(t, x, x, x[0], norm, to.normed)
+        lost += [bool(p.float().isnan().all()) for p in to.normed if p is not None]
+    return lost
+
+
+def test_after_a_failure_all_is_nan(interpreter, tmp_path):
+    assert all(interpreter.alone(after_a_failure, tmp_path))
+
+
 def pushed(folder):
     """What a rank stores at its peers, by the layout's text: its x, at the places of its values."""
     t = Alone(folder, 1)
