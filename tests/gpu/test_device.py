@@ -150,9 +150,6 @@ def first_messages(rank, world_size):
     assert (came == before).all()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="pairs connect one at a time: a ring of first messages waits for itself"
-)
 def test_the_first_messages_load_their_kernels_before_one_waits():
     on_gpus(first_messages)
 

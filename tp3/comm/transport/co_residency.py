@@ -1,10 +1,10 @@
 """How many blocks a kernel that waits for other ranks may have.
 
 All its blocks must run at once. Where ranks share a GPU, those of the ranks that wait must leave
-room for whatever the last one has to run before it arrives: a multiprocessor with a block that
-waits takes no block that wants its shared memory divided otherwise, as many products do, so half of
-the multiprocessors are left alone. (The blocks of several processes do meet on one GPU under MPS,
-and on AMD GPUs.)
+room for whatever the last one has to run before it arrives. With more blocks that wait than an H200
+has multiprocessors, products of the last rank never ran; probably because a multiprocessor with a
+block on it does not divide its shared memory anew. So half of them are left alone. (The blocks of
+several processes do meet on one GPU under MPS, and on AMD GPUs.)
 """
 
 from __future__ import annotations
