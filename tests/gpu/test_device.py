@@ -138,9 +138,9 @@ def test_messages_overtake_collectives(loading):
     on_gpus(an_early_receive, env={"CUDA_MODULE_LOADING": loading})
 
 
-def first_messages(rank, world_size):
+def first_messages(rank, world_size, step):
     """The first receive waits on the device while the first send, of other alignment, starts."""
-    before, after = (rank - 1) % world_size, (rank + 1) % world_size
+    before, after = (rank - step) % world_size, (rank + step) % world_size
     came = torch.empty(8 if before else 1, device="cuda")
     sent = torch.full((8 if rank else 1,), float(rank), device="cuda")
     receiving = dist.irecv(came, before)
@@ -148,10 +148,36 @@ def first_messages(rank, world_size):
     receiving.wait()
     sending.wait()
     assert (came == before).all()
+    assert not any(name.endswith("through-host") for name in group().stats())
 
 
-def test_the_first_messages_load_their_kernels_before_one_waits():
-    on_gpus(first_messages)
+@pytest.mark.parametrize(("world_size", "step"), [(3, 1), (3, -1), (4, 1)])
+def test_a_ring_of_first_messages_connects_and_loads_before_one_waits(world_size, step):
+    on_gpus(first_messages, step, world_size=world_size)
+
+
+def others_go_on(rank, world_size):
+    """More streams than torch has: while a message waits, work on any of them goes on."""
+    peer, came = 1 - rank, torch.empty(8, device="cuda")
+    for turn in (0, 1):  # the kernels are loaded first
+        if rank:
+            receiving = dist.irecv(came, peer)
+        for stream in [torch.cuda.Stream() for _ in range(40)]:
+            with torch.cuda.stream(stream):
+                y = torch.full_like(came, 3.0)
+            stream.synchronize()
+        if turn:
+            dist.barrier()
+        if rank:
+            receiving.wait()
+            assert (came == turn).all()
+        else:
+            dist.send(torch.full_like(came, float(turn)), peer)
+    assert (y == 3).all()
+
+
+def test_a_message_that_waits_holds_up_no_stream_of_torch():
+    on_gpus(others_go_on, world_size=2, timeout=60)
 
 
 def absent(rank, world_size):
@@ -202,6 +228,23 @@ def killed(rank, world_size):
 def test_a_rank_killed_while_kernels_wait_for_it():
     on_gpus(killed, expect_dead=[1])
     on_gpus(streams)  # the GPU is usable at once
+
+
+def killed_before(rank, world_size, message):
+    """The ranks have not yet shared their memory."""
+    torch.zeros(8, device="cuda")
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start, x = time.monotonic(), torch.ones(1000, device="cuda")
+    with pytest.raises(R4DError, match=r"rank 1 .*died"):
+        dist.recv(x, 1) if message else dist.all_reduce(x)
+    assert time.monotonic() - start < SOON
+
+
+@pytest.mark.parametrize("message", [False, True])
+def test_a_rank_killed_before_its_memory_is_mapped(message):
+    on_gpus(killed_before, message, expect_dead=[1])
 
 
 def rounds(rank, world_size):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from tp3.comm.transport.bootstrap import Meeting
 from tp3.comm.transport.device import DeviceTransport
 from tp3.comm.transport.device_kernels import Plan, load_exchange
 from tp3.comm.transport.host import HostTransport
-from tp3.comm.transport.probe import probe
+from tp3.comm.transport.probe import PatternProbe
 from tp3.comm.transport.span import SpanTransport
 from tp3.comm.work import Work
 
@@ -52,7 +53,7 @@ class DeviceSide:
         self.transport: DeviceTransport | None = None
         self.queue = DeviceQueue(device, self.check)
         self.known: dict[tuple[torch.dtype, int, str], tuple[Plan, str]] = {}
-        self._meeting = meeting
+        self._meeting = replace(meeting, check=self.check)
         self._host = host
         self._connected = False
         self._no_pairs = self.problem is not None
@@ -76,6 +77,7 @@ class DeviceSide:
                     self._meeting.vote("device/ready", self._connect_all)
                     self._connected = True
                 except R4DError as error:
+                    self._raise_if_failed(error)
                     self.problem = self._through_host("tensors", error)
         return self.problem is None
 
@@ -119,6 +121,7 @@ class DeviceSide:
                 try:
                     self._connect([peer])
                 except R4DError as error:
+                    self._raise_if_failed(error)
                     self._apart.add(peer)
                     self._through_host(f"messages with rank {peer}", error)
                     return None
@@ -146,7 +149,7 @@ class DeviceSide:
         if failed:
             transport.abort(R4DError(str(self._host.failure)))
         self.queue.drain()
-        peers = transport.connected
+        peers = transport.mapped
         met = not failed and self._meet("drained", peers, timeout)
         with current(self.device):
             transport.close(free=False)
@@ -160,6 +163,11 @@ class DeviceSide:
             for stage in ("drained", "unmapped"):
                 with suppress(RuntimeError):  # the store went first
                     self._meeting.store.set(f"device/{stage}/{self._meeting.rank}", "")
+
+    def _raise_if_failed(self, error: R4DError) -> None:
+        """A group that has failed has no other way either."""
+        if self._host.failure is not None:
+            raise error
 
     def _through_host(self, what: str, error: R4DError) -> str:
         """Say once in the log what does not stay on the device; the reason."""
@@ -184,7 +192,7 @@ class DeviceSide:
             assert isinstance(self._host, HostTransport)
             self.transport = DeviceTransport(self._meeting, self._host, self.device)
         transport = self.transport
-        transport.connect(ranks, lambda new: probe(transport, new))
+        transport.connect(ranks, lambda peer: PatternProbe(transport, peer))
 
     def _meet(self, stage: str, peers: Sequence[int], timeout: float) -> bool:
         """Whether ``peers`` came to this stage of closing within the timeout."""

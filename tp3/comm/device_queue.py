@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tp3.comm.transport.streams import streams_of
 from tp3.comm.untraced import untraced
 from tp3.comm.work import DONE, Recent, Work
 
@@ -153,6 +154,8 @@ class DeviceQueue:
         """Let the host wait for everything that was issued."""
         torch.cuda.synchronize(self._device)
         self._held.clear()
+        sides, self._sides, self._last, self._raw = self._sides, {}, None, None
+        streams_of(self._device).give_back(sides.values())
 
     def _beside(
         self, call: Callable[[], None], result: Sequence[Tensor], lane: Any, *, ordered: bool
@@ -161,7 +164,7 @@ class DeviceQueue:
         stream = torch.cuda.current_stream(self._device)
         side = self._sides.get(lane)
         if side is None:
-            side = self._sides[lane] = torch.cuda.Stream(self._device)
+            side = self._sides[lane] = streams_of(self._device).take()
         side.wait_stream(stream)
         with torch.cuda.stream(side):
             if ordered:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ from tp3.comm.transport import segment
 from tp3.comm.transport.liveness import ProcessHandle, pid_namespace
 
 Joined = TypeVar("Joined")
+POLL_SECONDS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,16 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A store as the ranks of one group use it while they meet."""
+    """A store as the ranks of one group use it while they meet.
+
+    check: raises when it is of no use to wait any longer, once there is a way to tell.
+    """
 
     store: Store
     rank: int
     world_size: int
     timeout: timedelta
+    check: Callable[[], None] | None = None
 
     def exchange(self, stage: str, mine: bytes) -> list[bytes]:
         """Everybody's bytes in rank order; R4DError names the ranks that did not come in time."""
@@ -71,14 +77,27 @@ class Meeting:
     def read(self, stage: str, rank: int) -> bytes:
         key = f"{stage}/{rank}"
         try:
-            self.store.wait([key], self.timeout)
-        except RuntimeError as error:
+            self._wait(key)
+        except R4DError:
+            raise
+        except (RuntimeError, TimeoutError) as error:
             missing = [r for r in range(self.world_size) if not self.store.check([f"{stage}/{r}"])]
             raise R4DError(
                 f"r4d: rank(s) {missing or [rank]} of {self.world_size} did not reach stage "
                 f"'{stage}' of the group's creation within {self.timeout.total_seconds():g} s"
             ) from error
         return bytes(self.store.get(key))
+
+    def _wait(self, key: str) -> None:
+        if self.check is None:
+            self.store.wait([key], self.timeout)
+            return
+        deadline = time.monotonic() + self.timeout.total_seconds()
+        while not self.store.check([key]):
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(POLL_SECONDS)
 
     def vote(self, stage: str, step: Callable[[], Any]) -> Any:
         """Run ``step`` on every rank; its result, or R4DError on all ranks with the first failing

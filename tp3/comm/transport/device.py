@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from tp3.comm.transport.bootstrap import Meeting
 from tp3.comm.transport.co_residency import Room, room_for
 from tp3.comm.transport.device_memory import DeviceMemory
 from tp3.comm.transport.host import HostTransport
+from tp3.comm.transport.pairs import Pairs, Probe
 from tp3.kernels.launch import Kept
 
 _LOOK_SECONDS = 0.25
@@ -31,7 +33,6 @@ _ABORT, _CODE, _KIND, _SEQUENCE, _LATE, _SIZES = 0, 1, 2, 3, 8, 24  # words of t
 _MISMATCH = 2
 _KINDS = {1: "one-shot", 2: "two-shot", 3: "sentinel", 4: "exchange"}
 _TABLES = 64
-_PROBE_SECONDS = 60.0
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", id)
 
 
@@ -55,33 +56,29 @@ class DeviceTransport:
         self._words = self._page.numpy()
         self._tables = Tables()
         self._memory = DeviceMemory(meeting, self.layout, device)
+        self._pairs = Pairs(meeting, self._memory)
         self._stop = threading.Event()
         self._watcher = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._stop), name="r4d-watch", daemon=True
         )
         self._watcher.start()
 
-    def connect(self, ranks: Iterable[int], probe: Callable[[Sequence[int]], Any]) -> None:
+    def connect(self, ranks: Collection[int], probe: Callable[[int], Probe]) -> None:
         """Make the memory of ``ranks`` reachable, alike on both ends of each pair.
 
-        probe: sends a pattern to each of the ranks given and returns, by rank, what is wrong with
-        what came ("": nothing). Errors: R4DError with the reason of either end.
+        probe: starts the self-test with a peer. Errors: R4DError with the reason of either end.
         """
-        memory = self._memory
-        new = [rank for rank in ranks if rank not in memory.connected]
-        memory.read_offers(new)
-        if not new:
-            return
-        memory.answer("mapped", new, memory.connect)
-        self._longest_wait = _PROBE_SECONDS
-        found: Mapping[int, str] = probe(new)
-        self._longest_wait = math.inf
-        memory.answer("probed", new, lambda rank: found[rank])
+        self._pairs.connect(ranks, probe)
 
     @property
     def connected(self) -> list[int]:
+        """Peers whose memory kernels may use."""
+        return self._pairs.connected
+
+    @property
+    def mapped(self) -> list[int]:
         """Peers whose memory is mapped here."""
-        return sorted(self._memory.connected)
+        return self._memory.mapped
 
     def agree_on_blocks(self) -> None:
         """Settle how many blocks a launch may have. To be called once all peers are connected.
@@ -121,6 +118,15 @@ class DeviceTransport:
             address = self._tables.put(rows)
         self.start(kept, grid, *args[:place], address, *args[place:])
         self._tables.read()
+
+    @contextmanager
+    def waiting_at_most(self, seconds: float) -> Iterator[None]:
+        """Kernels started within wait no longer than that, nor than the group's timeout."""
+        self._longest_wait = seconds
+        try:
+            yield
+        finally:
+            self._longest_wait = math.inf
 
     def next_tag(self) -> int:
         """The number of a collective that moves data, alike on all ranks: what one rank sends and

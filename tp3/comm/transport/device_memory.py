@@ -3,16 +3,14 @@
 A rank owns two allocations (``layout.DeviceLayout``), flags and data; on AMD GPUs both are
 uncached, since peers write into them. Peers map them through handles that travel over the store; a
 pair of ranks needs only each other, so the first message between two ranks does not wait for the
-others.
+others (``pairs``).
 
-Every step is answered before the next one: a pair goes on only when both have mapped the other and
-both have found the pattern that the other sent.
+None of it waits for what the process has given its GPU to do: that may wait for a peer's message.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +20,7 @@ from tp3.comm.errors import R4DError
 from tp3.comm.layout import DeviceLayout
 from tp3.comm.transport.bootstrap import Meeting
 from tp3.comm.transport.runtime import Runtime, runtime
+from tp3.comm.transport.streams import streams_of
 
 
 @dataclass(frozen=True)
@@ -64,55 +63,33 @@ class DeviceMemory:
         return self._runtime
 
     @property
-    def connected(self) -> frozenset[int]:
+    def mapped(self) -> list[int]:
         """Peers whose memory is mapped."""
-        return frozenset(self._mapped)
+        return sorted(self._mapped)
 
-    def read_offers(self, ranks: Iterable[int]) -> None:
-        """Learn what ``ranks`` offer; R4DError names the first that has nothing to share."""
-        for rank in ranks:
-            if rank not in self.offers:
-                record: dict[str, Any] = json.loads(self._meeting.read("device/offer", rank))
-                self.offers[rank] = Offer(**record)
-        own = self.offers[self._meeting.rank]
-        for rank in sorted({*ranks, self._meeting.rank}):
-            offer = self.offers[rank]
-            if offer.error:
-                raise R4DError(f"r4d: rank {rank} cannot share device memory: {offer.error}")
-            if offer.vendor != own.vendor:
-                raise R4DError(
-                    f"r4d: rank {rank} uses {offer.vendor} and rank {self._meeting.rank} "
-                    f"{own.vendor}; GPUs of two makers cannot share memory"
-                )
-
-    def connect(self, rank: int) -> str:
-        """Map a peer's memory and enter it in the table that kernels read; "": nothing is wrong."""
-        offer, table = self.offers[rank], self._layout.TABLE
-        flags = self.runtime.open(bytes.fromhex(offer.flags))
-        data = self.runtime.open(bytes.fromhex(offer.data))
-        self._mapped[rank] = flags, data
-        self._enter(table, rank, flags, data)
+    def refusal(self, peer: int, offer: str) -> str:
+        """Keep the peer's offer; why the two cannot share memory, "" if they can."""
+        record: dict[str, Any] = json.loads(offer)
+        self.offers[peer] = Offer(**record)
+        first, second = sorted((self._meeting.rank, peer))
+        for rank in (first, second):
+            if self.offers[rank].error:
+                return f"rank {rank} cannot share device memory: {self.offers[rank].error}"
+        vendors = [self.offers[rank].vendor for rank in (first, second)]
+        if vendors[0] != vendors[1]:
+            return (
+                f"rank {first} uses {vendors[0]} and rank {second} {vendors[1]}; GPUs of two "
+                "makers cannot share memory"
+            )
         return ""
 
-    def answer(self, stage: str, ranks: Iterable[int], step: Callable[[int], str]) -> None:
-        """``step(rank)`` says what is wrong with a pair ("": nothing); both ends hear both answers.
-
-        R4DError on both, with the reason.
-        """
-        ranks = list(ranks)
-        me, wrong = self._meeting.rank, ""
-        for rank in ranks:
-            try:
-                reason = step(rank)
-            except R4DError as error:
-                reason = str(error).removeprefix("r4d: ")
-            self._meeting.store.set(f"device/{stage}/{me}/{rank}", reason)
-            wrong = wrong or (reason and f"rank {me}: {reason}")
-        for rank in ranks:
-            reason = self._meeting.read(f"device/{stage}/{rank}", me).decode()
-            wrong = wrong or (reason and f"rank {rank}: {reason}")
-        if wrong:
-            raise R4DError(f"r4d: {wrong}")
+    def map(self, peer: int) -> None:
+        """Map a peer's memory and enter it in the table that kernels read."""
+        offer = self.offers[peer]
+        flags = self.runtime.open(bytes.fromhex(offer.flags))
+        data = self.runtime.open(bytes.fromhex(offer.data))
+        self._mapped[peer] = flags, data
+        self._enter(peer, flags, data)
 
     def close(self, *, free: bool) -> None:
         """Unmap the peers' memory; with ``free`` let go of one's own, which nobody may map then."""
@@ -133,8 +110,14 @@ class DeviceMemory:
             made = self._runtime = runtime()
             self.flags = made.malloc(layout.flag_bytes, uncached=True)
             self.data = made.malloc(layout.data_bytes, uncached=True)
-            made.fill(self.data + layout.sentinels, 0xFF, layout.rings - layout.sentinels)
-            self._enter(layout.TABLE, self._meeting.rank, self.flags, self.data)
+            with streams_of(self._device).borrowed() as stream:
+                for address, nbytes, byte in (
+                    (self.flags, layout.flag_bytes, 0),
+                    (self.data, layout.data_bytes, 0),
+                    (self.data + layout.sentinels, layout.rings - layout.sentinels, 0xFF),
+                ):
+                    made.fill(address, byte, nbytes, stream.cuda_stream)
+            self._enter(self._meeting.rank, self.flags, self.data)
             return Offer(
                 vendor="HIP" if torch.version.hip else "CUDA",
                 gpu=str(getattr(properties, "uuid", self._device.index)),
@@ -145,7 +128,9 @@ class DeviceMemory:
         except (R4DError, RuntimeError) as error:
             return Offer(error=str(error).removeprefix("r4d: "))
 
-    def _enter(self, table: int, rank: int, flags: int, data: int) -> None:
-        world_size = self._layout.world_size
-        for place, address in ((rank, flags), (world_size + rank, data)):
-            self.runtime.write(self.flags + table + 8 * place, address.to_bytes(8, "little"))
+    def _enter(self, rank: int, flags: int, data: int) -> None:
+        table, world_size = self.flags + self._layout.TABLE, self._layout.world_size
+        with streams_of(self._device).borrowed() as stream:
+            for place, address in ((rank, flags), (world_size + rank, data)):
+                entry = address.to_bytes(8, "little")
+                self.runtime.write(table + 8 * place, entry, stream.cuda_stream)

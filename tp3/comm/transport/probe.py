@@ -5,15 +5,15 @@ Some machines pass every call and deliver wrong bytes (peer access through an IO
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from tp3.comm.transport.device import DeviceTransport
 from tp3.comm.transport.device_kernels import exchange_table
+from tp3.comm.transport.streams import streams_of
 
 PROBE_BYTES = 256 << 10
+_SECONDS = 60.0
 
 
 def pattern(sender: int, receiver: int) -> Tensor:
@@ -22,26 +22,39 @@ def pattern(sender: int, receiver: int) -> Tensor:
     return torch.randint(0, 256, (PROBE_BYTES,), dtype=torch.uint8, generator=seed)
 
 
-def probe(transport: DeviceTransport, ranks: Sequence[int]) -> dict[int, str]:
-    """What is wrong with the data from each of ``ranks``; "" for nothing."""
-    rank, device = transport.rank, transport.device
-    sent = {peer: pattern(rank, peer).to(device) for peer in ranks}
-    came = {peer: torch.zeros(PROBE_BYTES, dtype=torch.uint8, device=device) for peer in ranks}
-    everyone = range(transport.world_size)
-    exchange_table(
-        transport,
-        [_place(sent.get(peer)) for peer in everyone],
-        [_place(came.get(peer)) for peer in everyone],
-    )
-    torch.cuda.current_stream(device).synchronize()
-    fault = transport.wrong()
-    if fault:
-        return dict.fromkeys(ranks, fault)
-    return {peer: _difference(peer, rank, came[peer].cpu()) for peer in ranks}
+class PatternProbe:
+    """The self-test with one peer, which has mapped this rank's memory as this rank has its.
+
+    Runs beside everything else, self-tests with other peers included: ranks begin theirs in any
+    order.
+    """
+
+    def __init__(self, transport: DeviceTransport, peer: int) -> None:
+        self._transport, self._peer = transport, peer
+        self._stream = streams_of(transport.device).take()
+        nothing = [(0, 0)] * transport.world_size
+        sends, receives = list(nothing), list(nothing)
+        with torch.cuda.stream(self._stream), transport.waiting_at_most(_SECONDS):
+            self._sent = pattern(transport.rank, peer).to(transport.device)
+            self._came = torch.zeros_like(self._sent)
+            sends[peer], receives[peer] = _place(self._sent), _place(self._came)
+            exchange_table(transport, sends, receives)
+
+    def ended(self) -> bool:
+        return bool(self._stream.query())
+
+    def fault(self) -> str:
+        """What is wrong with the data that came, "" for nothing."""
+        with torch.cuda.stream(self._stream):
+            came = self._came.cpu()
+        streams_of(self._transport.device).give_back([self._stream])
+        with self._transport.waiting_at_most(_SECONDS):
+            fault = self._transport.wrong()
+        return fault or _difference(self._peer, self._transport.rank, came)
 
 
-def _place(data: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if data is None else (data.data_ptr(), data.numel())
+def _place(data: Tensor) -> tuple[int, int]:
+    return data.data_ptr(), data.numel()
 
 
 def _difference(sender: int, receiver: int, came: Tensor) -> str:

@@ -20,7 +20,8 @@ _GRANULE = 2 << 20
 _LAZY_PEER_ACCESS = 1
 _UNCACHED = 3  # hipDeviceMallocUncached
 _RELAXED = 2
-_HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
+_HOST_TO_DEVICE = 1
+_NON_BLOCKING = 1
 _REMEDY = {
     "cudaErrorInvalidValue": "in a container, share the host's IPC and pid namespaces "
     "(--ipc=host --pid=host)",
@@ -43,29 +44,36 @@ class Runtime:
     prefix: str
 
     def malloc(self, nbytes: int, *, uncached: bool = False) -> int:
-        """Memory of the current device, zeroed. uncached: on HIP, not held in any cache."""
+        """Memory of the current device. uncached: on HIP, not held in any cache."""
         size, pointer = c_size_t(-(-nbytes // _GRANULE) * _GRANULE), c_void_p()
         if uncached and self.prefix == "hip":
             self._call("ExtMallocWithFlags", byref(pointer), size, c_uint(_UNCACHED))
         else:
             self._call("Malloc", byref(pointer), size)
         assert pointer.value is not None
-        self.fill(pointer.value, 0, size.value)
         return pointer.value
 
     def free(self, address: int) -> None:
         self._call("Free", c_void_p(address))
 
-    def fill(self, address: int, byte: int, nbytes: int) -> None:
-        self._call("Memset", c_void_p(address), c_int(byte), c_size_t(nbytes))
+    def new_stream(self) -> int:
+        """A stream of the current device that does not wait for the default one."""
+        pointer = c_void_p()
+        self._call("StreamCreateWithFlags", byref(pointer), c_uint(_NON_BLOCKING))
+        assert pointer.value is not None
+        return pointer.value
 
-    def read(self, address: int, nbytes: int) -> bytes:
-        data = ctypes.create_string_buffer(nbytes)
-        self._call("Memcpy", data, c_void_p(address), c_size_t(nbytes), c_int(_DEVICE_TO_HOST))
-        return data.raw
+    def fill(self, address: int, byte: int, nbytes: int, stream: int) -> None:
+        """On a stream."""
+        self._call(
+            "MemsetAsync", c_void_p(address), c_int(byte), c_size_t(nbytes), c_void_p(stream)
+        )
 
-    def write(self, address: int, data: bytes) -> None:
-        self._call("Memcpy", c_void_p(address), data, c_size_t(len(data)), c_int(_HOST_TO_DEVICE))
+    def write(self, address: int, data: bytes, stream: int) -> None:
+        """On a stream; ``data`` may be gone afterwards."""
+        size, kind = c_size_t(len(data)), c_int(_HOST_TO_DEVICE)
+        self._call("MemcpyAsync", c_void_p(address), data, size, kind, c_void_p(stream))
+        self._call("StreamSynchronize", c_void_p(stream))
 
     def export(self, address: int) -> bytes:
         """What another process needs to map this memory."""

@@ -1,0 +1,148 @@
+"""How two ranks connect: over the store, each step answered before the next one.
+
+Both offer their memory; each maps the other's and says so; each sends a pattern and says how the
+other's came. Whoever waits for one pair moves every pair on whose other end has asked, so ranks
+whose first messages form a ring do not wait for each other; and nobody goes on while a pair is half
+connected, since its other end waits too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator
+from typing import Protocol
+
+from tp3.comm.errors import R4DError
+from tp3.comm.layout import peers
+from tp3.comm.transport.bootstrap import POLL_SECONDS, Meeting
+
+
+class Memory(Protocol):
+    """What is shared."""
+
+    def refusal(self, peer: int, offer: str) -> str:
+        """Why the two cannot share memory ("": they can), as both conclude from both offers."""
+
+    def map(self, peer: int) -> None:
+        """Make the peer's memory reachable. Errors: R4DError."""
+
+
+class Probe(Protocol):
+    """A pattern on its way between two ranks that have mapped each other."""
+
+    def ended(self) -> bool: ...
+
+    def fault(self) -> str:
+        """What is wrong with what came ("": nothing); asked once it has ended."""
+
+
+class Pairs:
+    """One rank's pairs."""
+
+    def __init__(self, meeting: Meeting, memory: Memory) -> None:
+        self._meeting = meeting
+        self._memory = memory
+        self._peers = peers(meeting.rank, meeting.world_size)
+        self._open: dict[int, Generator[None, None, str]] = {}
+        self._faults: dict[int, str] = {}  # of pairs that are connected ("") or will never be
+
+    @property
+    def connected(self) -> list[int]:
+        """Peers that nothing is wrong with."""
+        return sorted(peer for peer, fault in self._faults.items() if not fault)
+
+    def connect(self, ranks: Collection[int], probe: Callable[[int], Probe]) -> None:
+        """Connect with ``ranks``, and with whoever has asked meanwhile; probe(peer) starts one.
+
+        Errors: R4DError, on both ends of a pair with the same reason; of several the lowest rank's.
+        """
+        deadline = time.monotonic() + self._meeting.timeout.total_seconds()
+        while True:
+            self._move(ranks, probe)
+            missing = [rank for rank in ranks if rank not in self._faults]
+            if not missing and not self._open:
+                break
+            if self._meeting.check is not None:
+                self._meeting.check()
+            if time.monotonic() > deadline:
+                self._give_up({*missing, *self._open})
+                break
+            time.sleep(POLL_SECONDS)
+        for rank in sorted(ranks):
+            if self._faults[rank]:
+                raise R4DError(f"r4d: {self._faults[rank]}")
+
+    def _give_up(self, late: Collection[int]) -> None:
+        """Tell ``late`` peers, who find it when they come, that they came too late."""
+        for peer in late:
+            fault = (
+                f"rank {peer} did not connect its device memory with rank {self._meeting.rank} "
+                f"within {self._meeting.timeout.total_seconds():g} s"
+            )
+            for stage in ("mapped", "probed"):
+                self._meeting.store.set(f"device/{stage}/{self._meeting.rank}/{peer}", fault)
+            self._faults[peer] = fault
+            self._open.pop(peer, None)
+
+    def _move(self, ranks: Collection[int], probe: Callable[[int], Probe]) -> None:
+        """Move every pair on as far as it goes."""
+        for peer in self._peers:
+            if peer in self._faults:
+                continue
+            if peer not in self._open:
+                if peer not in ranks and not self._there("mapped", peer):
+                    continue
+                self._open[peer] = self._steps(peer, probe)
+            try:
+                next(self._open[peer])
+            except StopIteration as end:
+                self._faults[peer] = end.value
+                del self._open[peer]
+
+    def _steps(self, peer: int, probe: Callable[[int], Probe]) -> Generator[None, None, str]:
+        """Connect with ``peer``; yields where it would wait, returns what is wrong."""
+        while not self._meeting.store.check([f"device/offer/{peer}"]):
+            yield
+        offer = bytes(self._meeting.store.get(f"device/offer/{peer}")).decode()
+        refusal = self._memory.refusal(peer, offer)
+        if refusal:
+            return refusal
+        fault = yield from self._answer("mapped", peer, self._mapped(peer))
+        if not fault:
+            mine = yield from self._probed(peer, probe)
+            fault = yield from self._answer("probed", peer, mine)
+        return fault
+
+    def _mapped(self, peer: int) -> str:
+        try:
+            self._memory.map(peer)
+        except R4DError as error:
+            return _text(error)
+        return ""
+
+    def _probed(self, peer: int, probe: Callable[[int], Probe]) -> Generator[None, None, str]:
+        try:
+            started = probe(peer)
+            while not started.ended():
+                yield
+            return started.fault()
+        except RuntimeError as error:
+            return _text(error)
+
+    def _answer(self, stage: str, peer: int, mine: str) -> Generator[None, None, str]:
+        """Say what is wrong here and hear what is wrong there; the same text on both ends."""
+        me, store = self._meeting.rank, self._meeting.store
+        store.set(f"device/{stage}/{me}/{peer}", mine)
+        while not self._there(stage, peer):
+            yield
+        theirs = bytes(store.get(f"device/{stage}/{peer}/{me}")).decode()
+        answers = sorted([(me, mine), (peer, theirs)])
+        return next((f"rank {rank}: {reason}" for rank, reason in answers if reason), "")
+
+    def _there(self, stage: str, peer: int) -> bool:
+        """Whether the peer has answered this rank."""
+        return self._meeting.store.check([f"device/{stage}/{peer}/{self._meeting.rank}"])
+
+
+def _text(error: RuntimeError) -> str:
+    return str(error).removeprefix("r4d: ")
