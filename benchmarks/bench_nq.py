@@ -12,9 +12,12 @@ call, launches within the graph included. Losing rows stay.
 - r4d, kernel: r4d's all-reduce, then the plain kernel that does the rest at once
 - r4d, torch: r4d's all-reduce, then PyTorch's operators, as an engine without kernels has them
 - nccl, torch: NCCL's all-reduce, then the same operators; where each rank has a GPU
+- r4d, vllm: r4d's all-reduce, then vLLM's kernels as it runs them by itself: residual add and
+  norm in one, FP8 in another; where vLLM can be imported
 """
 
 import argparse
+import importlib
 import json
 import sys
 import time
@@ -23,6 +26,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,6 +68,18 @@ def native(y: Tensor, residual: Tensor, weight: Tensor, norm: Norm) -> Normed:
     scale = (wide.abs().amax(-1, keepdim=True) / LARGEST_E4M3).clamp(min=SMALLEST_SCALE)
     out = (wide / scale).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
     return Normed(out, v.bfloat16(), scale[:, 0])
+
+
+def of_vllm(x: Tensor, residual: Tensor, weight: Tensor, norm: Norm) -> Normed:
+    """vLLM's kernels, which write over x and residual."""
+    ops = torch.ops._C
+    ops.fused_add_rms_norm(x, residual, weight, norm.eps)
+    if norm.quant is None:
+        return Normed(x, residual, None)
+    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    scale = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
+    ops.dynamic_per_token_scaled_fp8_quant(out, x, scale, None)
+    return Normed(out, residual, scale)
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,9 @@ def peers_of(
     }
     if nccl is not None:
         ways["nccl, torch"] = partial(operands.apart, steps=native, group=nccl)
+    if find_spec("vllm") is not None and rank.device.type == "cuda":
+        importlib.import_module("vllm._custom_ops")  # registers them
+        ways["r4d, vllm"] = partial(operands.apart, steps=of_vllm, group=None)
     room = torch.empty(calls * operands.x.numel(), dtype=rank.dtype, device=rank.device)
     return {name: Peer(name, lambda x, way=way: way(x).out, room) for name, way in ways.items()}
 

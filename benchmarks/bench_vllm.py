@@ -5,9 +5,9 @@
 
 Random Llamas of its own, four prompts answered greedily. Each row is a vLLM of its own process: one
 that crashes or takes too long is a line of the table. Tokens and log-probabilities are compared
-with one row of the same model (fp32 on one rank; with two GPUs PyNccl); bf16 tokens may part from
-those of fp32, and the row of stock bf16 says how far. Rates are medians of up to three turns, 128
-tokens each, prompts of 16 tokens included. Rows with two GPUs take turns, twice.
+with one row of the same model (fp32 on one rank; with a GPU for each rank PyNccl); bf16 tokens may
+part from those of fp32, and the row of stock bf16 says how far. Rates are medians of up to three
+turns, 128 tokens each, prompts of 16 tokens included. Rows with several GPUs take turns, twice.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm_rows import COMPARED, Row, environment, job_of, rows
+from vllm_rows import Row, environment, job_of, rows
 
 from tp3.bench.machine import hardware, versions
 from tp3.smoke.mps import mps_daemon
@@ -129,13 +129,13 @@ def compared(found: Found, right: Found | None) -> list[str]:
 
 def table(chosen: Sequence[Row], found: dict[str, Found]) -> list[str]:
     head = [f"| {' | '.join(TITLES)} |", "|---" * len(TITLES) + "|"]
-    lines = [line(row, found[row.name], found.get(COMPARED[row.model])) for row in chosen]
+    lines = [line(row, found[row.name], found.get(row.compared)) for row in chosen]
     return head + lines
 
 
 def earlier(chosen: Sequence[Row], logs: Path) -> dict[str, Found]:
     """What rows that are compared with found in a run before this one."""
-    names = {COMPARED[row.model] for row in chosen} - {row.name for row in chosen}
+    names = {row.compared for row in chosen} - {row.name for row in chosen}
     files = {name: logs / f"{name}.json" for name in names}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
@@ -176,7 +176,7 @@ def main() -> None:
             found[row.name] = measured(row, args)
         except (ValueError, OSError, RuntimeError) as error:
             found[row.name] = {"notes": [str(error)]}
-        print(line(row, found[row.name], found.get(COMPARED[row.model])), flush=True)
+        print(line(row, found[row.name], found.get(row.compared)), flush=True)
 
     print("\n".join(table([], {})), flush=True)
     crowd = [row for row in chosen if args.together and not row.alone]

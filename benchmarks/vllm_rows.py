@@ -31,14 +31,20 @@ ON_CPU = {
 STOCK = {"TP3_BACKEND": "default"}
 NO_CUSTOM = {"disable_custom_all_reduce": True, **UNFUSED}
 NO_SYMM_MEM = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-# The row that the others of the same model are compared with.
-COMPARED = {"tiny": "stock-fp32", "small": "stock-fp32", "large": "pair-pynccl-1"}
+# Who carries the all-reduces of ranks with a GPU each; with three vLLM's custom one does not serve.
+WAYS: dict[str, dict[str, Any]] = {
+    "r4d": {"env": {"TP3_BACKEND": "r4d"}, "r4d": True},
+    "stock": {"env": STOCK},
+    "custom": {"env": STOCK, "options": UNFUSED},
+    "pynccl": {"env": STOCK | NO_SYMM_MEM, "options": NO_CUSTOM},
+}
 
 
 @dataclass(frozen=True)
 class Row:
     """One boot of vLLM. rates: numbers of streams that are timed; a row without any runs eagerly in
-    fp32, all others in bf16 with CUDA graphs. r4d: it must have carried.
+    fp32, all others in bf16 with CUDA graphs. r4d: it must have carried. compared: the row of the
+    same model that this one's answers are held to.
     """
 
     name: str
@@ -48,6 +54,7 @@ class Row:
     r4d: bool = False
     mps: bool = False
     gpus: int = 1
+    compared: str = "stock-fp32"
     env: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -71,22 +78,19 @@ def rows(tiny: bool) -> Iterator[Row]:
     for mps in (True, False):
         for tp in (3, 6):
             yield Row(f"tp{tp}-bf16{'-mps' * mps}", tp, rates=(1, 8), r4d=True, mps=mps)
-    for turn in (1, 2):
-        yield _pair(f"r4d-{turn}", {"TP3_BACKEND": "r4d"}, r4d=True)
-        yield _pair(f"stock-{turn}", STOCK)
-        yield _pair(f"custom-{turn}", STOCK, options=UNFUSED)
-        yield _pair(f"pynccl-{turn}", STOCK | NO_SYMM_MEM, options=NO_CUSTOM)
-
-
-def _pair(name: str, env: dict[str, str], **more: Any) -> Row:
-    return Row(f"pair-{name}", 2, "large", rates=(1, 16), gpus=2, env=env, **more)
+    for name, gpus in (("pair", 2), ("three", 3)):
+        for turn in (1, 2):
+            for way, more in WAYS.items():
+                compared = f"{name}-pynccl-1"
+                yield Row(f"{name}-{way}-{turn}", gpus, "large", (1, 16), gpus=gpus,
+                          compared=compared, **more)  # fmt: skip
 
 
 def environment(row: Row) -> dict[str, str]:
     """What the row's process finds beside what is there."""
     if row.model == "tiny":
         return ON_CPU
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[: row.gpus]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(",")[: row.gpus]
     return {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
