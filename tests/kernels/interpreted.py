@@ -171,6 +171,9 @@ class Interpreter:
 
 
 def _import() -> None:
+    from tests.kernels import elements
+
+    elements.whole()
     device_kernels()
 
 
