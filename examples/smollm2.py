@@ -32,6 +32,7 @@ def convert(folder: Path) -> None:
     del model.config.quantization_config
     for field in ("do_sample", "temperature", "top_p", "top_k"):
         setattr(model.generation_config, field, None)
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent) as partial:
         model.save_pretrained(partial)
         AutoTokenizer.from_pretrained(package, gguf_file=GGUF).save_pretrained(partial)

@@ -43,12 +43,6 @@ def test_mixtral_8x22b() -> None:
     assert padded(REAL["Mixtral-8x22B"], 3, *HEADS, "vocab") == [54, 9, 32064]
 
 
-def test_phi_3_medium() -> None:
-    config = llama(40, 10, 128, 17920, 32064, model_type="phi3")
-    assert padded(config, 4, *HEADS) == [48, 12]
-    assert padded(config, 5, "vocab") == [32320]
-
-
 @pytest.mark.parametrize("tp", range(2, 9))
 def test_a_size_without_a_key_keeps_its_multiple(tp: int) -> None:
     """MiMo-V2 without ``swa_num_key_value_heads``: sliding layers have twice the KV heads."""

@@ -44,8 +44,11 @@ def pad(src: str, dst: str, tp: int, also_tp: tuple[int, ...], strategy: str) ->
         click.echo(line)
     for name in done.left_out:
         click.echo(f"left out, weights that no index names: {name}", err=True)
-    if refused(stand_in(planned.padded_config(config))):
+    padded = stand_in(planned.padded_config(config))
+    if refused(padded):
         click.echo("Transformers refuses this config; an engine must override it", err=True)
+    elif padded.get("model_type") != config.get("model_type"):
+        click.echo("config.json says mistral: Transformers refuses it as llama", err=True)
     for name in eps_factors(planned.model, planned.spreads):
         click.echo(f"the host must scale the eps of {name} by norm_eps_factors", err=True)
     click.echo(

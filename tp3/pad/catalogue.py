@@ -81,7 +81,7 @@ class Catalogue:
                 self._towers[rule.pattern.removesuffix("**")] = rule
                 continue
             for key in keys_of(rule):
-                self._keys.setdefault(wild(rule.pattern, key), []).append(key)
+                self._keys.setdefault(wild(key), []).append(key)
 
     def entry(self, name: str, shape: tuple[int, ...], dtype: str) -> Entry:
         """What happens to a tensor. Errors: ValueError for a name that is no part of the model, a

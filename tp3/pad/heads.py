@@ -77,7 +77,7 @@ def candidates(
 
 def _append(q: int, kv: int, tp: int, cached: int) -> Iterator[Heads]:
     ratio = q // kv
-    for padded in range(kv, _most(q, kv, tp) + 1):
+    for padded in range(kv, _most(kv, tp) + 1):
         if serves(padded * ratio, padded, tp):
             yield Heads("append", appended(q, padded * ratio), appended(kv, padded))
 
@@ -123,7 +123,7 @@ def _extended(spread: Spread, zeros: int) -> Spread:
     return Spread(spread.stock, (*spread.runs, (None, zeros)))
 
 
-def _most(q: int, kv: int, tp: int) -> int:
+def _most(kv: int, tp: int) -> int:
     """Where to stop looking: room for any constraint that a kernel may put on local heads."""
     return kv + 64 * tp
 

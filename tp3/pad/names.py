@@ -63,7 +63,7 @@ def _full(key: Key) -> str:
     return f"{key.base}_{key.suffix}"
 
 
-def wild(pattern: str, key: Key) -> str:
+def wild(key: Key) -> str:
     return ".".join(
         "0" if part in ("*", "#") or part.isdigit() else part for part in _full(key).split(".")
     )

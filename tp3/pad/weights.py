@@ -52,22 +52,28 @@ def padded_weights(
     strict: bool = True,
     tally: Tally | None = None,
     scale_fill: str = "nearest",
+    whole: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
     """The same stream in the same order, padded as `plan` says; `tally` is filled on the way.
 
     scale_fill: what a quantised weight's scales are where nothing was trained; `nearest` real
-    group's, or for a kernel that needs it `one`, `zero` or `2^-127` (e8m0 alone).
+    group's, or for a kernel that needs it `one`, `zero` or `2^-127` (e8m0 alone). whole: all of the
+    checkpoint comes; else what never came is no error.
     """
     catalogue = Catalogue(plan, scale_fill=scale_fill)
     if plan.inert and tally is None:
         return iter(weights)
     tally = tally if tally is not None else Tally()
     tally.catalogue = catalogue
-    return _stream(weights, catalogue, strict, tally)
+    return _stream(weights, catalogue, strict, tally, whole)
 
 
 def _stream(
-    weights: Iterable[tuple[str, Tensor]], catalogue: Catalogue, strict: bool, tally: Tally
+    weights: Iterable[tuple[str, Tensor]],
+    catalogue: Catalogue,
+    strict: bool,
+    tally: Tally,
+    whole: bool,
 ) -> Iterator[tuple[str, Tensor]]:
     room = Room()
     for name, tensor in weights:
@@ -83,7 +89,7 @@ def _stream(
         box = [pad_tensor(entry, tensor, room)]
         del tensor  # while the consumer works, this frame holds neither of the two
         yield name, box.pop()
-    for name in catalogue.missing(tally.names):
+    for name in catalogue.missing(tally.names) if whole else ():
         _reject(ValueError(f"tensor {name} is missing"), strict)
 
 

@@ -19,6 +19,8 @@ NAME = "r4d"
 WORKER = Anchor("vllm.v1.worker.worker_base:WorkerBase.__init__", ("self", "vllm_config"))
 PLATFORM = Anchor("vllm.platforms.interface:Platform.dist_backend")
 TIMEOUT = Anchor("vllm.config.parallel:ParallelConfig.distributed_timeout_seconds")
+CUSTOM = Anchor("vllm.config.parallel:ParallelConfig.disable_custom_all_reduce")
+FUSED = Anchor("vllm.config.compilation:PassConfig.fuse_allreduce_rms")
 # Read when groups are made: communicators that would take memory and carry nothing, and a way of
 # making groups that knows NCCL alone.
 OFF = (
@@ -89,5 +91,6 @@ def install(settings: Settings) -> None:
     wrap(WORKER, around)
 
 
-HOOK = Hook("backend", "device groups are made on r4d", (WORKER, PLATFORM, TIMEOUT), install,
+ANCHORS = (WORKER, PLATFORM, TIMEOUT, CUSTOM, FUSED)
+HOOK = Hook("backend", "device groups are made on r4d", ANCHORS, install,
             wanted=lambda settings: settings.backend != "default")  # fmt: skip

@@ -35,6 +35,14 @@ APPLY = Anchor(f"{MARLIN}.apply_weights", ("self", "layer", "x", "bias"))
 QUANTISATION = "vllm.model_executor.layers.quantization.mxfp4"
 METHOD = Anchor(f"{QUANTISATION}:Mxfp4Config.get_quant_method", ("self", "layer", "prefix"))
 EXPERTS = Anchor(f"{QUANTISATION}:GptOssMxfp4MoEMethod.apply", ("layer", "topk_ids"))
+LAYERS = "vllm.model_executor.layers"
+# What the kernels are made from.
+BASES = (
+    Anchor(f"{LINEAR}.scaled_mm.ScaledMMLinearKernel:FP8ScaledMMLinearKernel"),
+    Anchor(f"{LAYERS}.activation:SwigluOAIAndMul"),
+    Anchor(f"{LAYERS}.fused_moe:FusedMoEMethodBase"),
+    Anchor(f"{LAYERS}.fused_moe.oracle.mxfp4:Mxfp4MoeBackend.NONE"),
+)
 
 CAPABILITY = 89  # of the first NVIDIA GPUs with matrix units for e4m3
 _armed = False
@@ -96,5 +104,5 @@ def install(settings: Settings) -> None:
 
 
 HOOK = Hook("kernels", "shapes that vLLM's kernels do not take run on tp3's",
-            (WORKER, CHOOSE, FP8_KERNELS, PREPARE, APPLY, METHOD, EXPERTS), install,
+            (WORKER, CHOOSE, FP8_KERNELS, PREPARE, APPLY, METHOD, EXPERTS, *BASES), install,
             wanted=lambda settings: settings.pad and settings.kernels)  # fmt: skip

@@ -75,18 +75,10 @@ def padded(stream: Iterable[Any], planned: Plan, *, strict: bool, whole: bool) -
     """The padded stream, and its tally in the log. whole: all of the checkpoint comes; a draft
     model inside of one may skip files.
     """
-    from tp3.pad.catalogue import Catalogue
-    from tp3.pad.weights import Tally, pad_tensor, padded_weights, spelled
+    from tp3.pad.weights import Tally, padded_weights
 
     tally = Tally()
-    if whole:
-        yield from padded_weights(stream, planned, strict=strict, tally=tally)
-    else:
-        tally.catalogue = Catalogue(planned)
-        for name, tensor in stream:
-            tally.names[name] = None
-            entry = tally.catalogue.entry(name, tuple(tensor.shape), spelled(tensor.dtype))
-            yield name, pad_tensor(entry, tensor)
+    yield from padded_weights(stream, planned, strict=strict, tally=tally, whole=whole)
     logger.info(
         "tp3: %d tensors came, %s; padded:\n%s",
         len(tally.names),

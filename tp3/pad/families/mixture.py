@@ -121,7 +121,7 @@ def read(values: Mapping[str, Any]) -> Model:
         *llama.attention(kin.layer, names=kin.qk_names),
         *llama.norms(kin.layer, kin.norms),
         *llama.only(llama.mlp(kin.layer + "mlp."), "dense"),
-        *llama.only(_sparse(values, mixture, kin.layer, config), "sparse"),
+        *llama.only(_sparse(values, mixture, kin.layer), "sparse"),
         *_draft_layers(values, mixture, config),
         # ERNIE's head has a bias where its projections do
         *(
@@ -138,9 +138,7 @@ def read(values: Mapping[str, Any]) -> Model:
     return replace(model, paths={**model.paths, "moe_intermediate": mirrored})
 
 
-def _sparse(
-    values: Mapping[str, Any], mixture: Mixture, layer: str, config: Config
-) -> tuple[Rule, ...]:
+def _sparse(values: Mapping[str, Any], mixture: Mixture, layer: str) -> tuple[Rule, ...]:
     at = layer + mixture.block
     rules = moe.router(at, mixture.router)
     if mixture.fused:
@@ -165,7 +163,7 @@ def _draft_layers(values: Mapping[str, Any], mixture: Mixture, config: Config) -
     for number in range(count):
         layer = f"{mixture.kin.root}layers.{config.size('num_hidden_layers') + number}."
         names = ("enorm", "hnorm", "shared_head.norm", *mixture.kin.norms)
-        rules += [*llama.attention(layer), *_sparse(values, mixture, layer, config)]
+        rules += [*llama.attention(layer), *_sparse(values, mixture, layer)]
         rules += [
             *llama.norms(layer, names),
             Rule(layer + "eh_proj.weight", ("hidden", "2*hidden"), plain=True),
