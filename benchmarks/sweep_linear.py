@@ -1,4 +1,4 @@
-"""µs of ``mxfp4_linear`` (16 rows) and ``grouped_fp8_linear`` (1 and 16) with other tiles.
+"""µs of ``mxfp4_linear`` and ``grouped_fp8_linear`` (1, 8 and 16 rows) with other tiles.
 
     python benchmarks/sweep_linear.py
 
@@ -15,7 +15,7 @@ from linear_timing import DEVICE, gate, measured, operands_of
 
 from tests.kernels.linear.cases import LAUNCHERS, Case
 from tp3.bench.machine import hardware, versions
-from tp3.kernels import grouped_fp8_linear, mxfp4_linear
+from tp3.kernels import few, grouped_fp8_linear, mxfp4_linear
 from tp3.kernels.tiles import Tile, Tiles
 
 
@@ -66,17 +66,22 @@ SWEEP_FP8 = [
         (128, 4, 5, 264), (128, 8, 4, 264),
     )
 ]  # fmt: skip
+SWEEP_FEW = [
+    (Tile(n, 8, 128 * warps, warps, 1), blocks)
+    for n, warps, blocks in (
+        (32, 4, 528), (32, 4, 396), (32, 4, 660), (64, 4, 264), (16, 4, 1056),
+        (32, 8, 264), (16, 8, 528), (32, 16, 132),
+    )
+]  # fmt: skip
 
-
+DOWN = Case("mxfp4_linear", 1, 5120, 5824)
+VOCABULARY = Case("mxfp4_linear", 1, 82816, 5120)
+GROUPED = Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4)
 PLAN = (
-    (mxfp4_linear, Case("mxfp4_linear", 1, 5120, 5824), (16,), SWEEP_MXFP4),
-    (mxfp4_linear, Case("mxfp4_linear", 1, 82816, 5120), (16,), SWEEP_MXFP4),
-    (
-        grouped_fp8_linear,
-        Case("grouped_fp8_linear", 1, 1024, 4096, w="blocks", many=4),
-        (1, 16),
-        SWEEP_FP8,
-    ),
+    (mxfp4_linear, DOWN, (16,), SWEEP_MXFP4),
+    (mxfp4_linear, VOCABULARY, (16,), SWEEP_MXFP4),
+    (grouped_fp8_linear, GROUPED, (16,), SWEEP_FP8),
+    *((few, case, (1, 8), SWEEP_FEW) for case in (DOWN, VOCABULARY, GROUPED)),
 )
 
 

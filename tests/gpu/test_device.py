@@ -286,6 +286,13 @@ def through_the_host(rank, world_size):
     dist.recv(came, (rank - 1) % world_size)
     sending.wait()
     assert (came == (rank - 1) % world_size).all()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        sent = torch.arange(8, dtype=torch.uint8, device="cuda").view(dtype)
+        came = torch.zeros_like(sent)
+        sending = dist.isend(sent, (rank + 1) % world_size)
+        dist.recv(came, (rank - 1) % world_size)
+        sending.wait()
+        assert came.view(torch.uint8).equal(sent.view(torch.uint8))
     assert all("through-host" in name for name in group().stats())
 
 
@@ -314,6 +321,139 @@ def a_pair_with_wrong_data(rank, world_size):
 def test_the_self_test_names_a_pair_and_all_ranks_fall_back():
     for text in on_gpus(a_pair_with_wrong_data):
         assert "data that rank 2 stores at rank 1 arrive wrong" in text
+
+
+def a_self_test_that_hears_nothing(rank, world_size):
+    """Rank 1 stores nothing at rank 2, as if its writes were lost."""
+    from tp3.comm import device as device_side
+    from tp3.comm.transport import device, probe
+
+    device._TRIAL_SECONDS = 2.0
+    place = probe._place
+    if rank == 1:
+
+        class Silent(probe.PatternProbe):
+            def __init__(self, transport, peer):
+                probe._place = (lambda data: (0, 0)) if peer == 2 else place
+                super().__init__(transport, peer)
+
+        device_side.PatternProbe = Silent
+    sums = Sums(rank)
+    for numel in SIZES:
+        x = torch.empty(numel, dtype=torch.bfloat16, device="cuda")
+        want = sums.fill(x, 3)
+        dist.all_reduce(x)
+        assert torch.equal(x.cpu(), want)
+    return group().stats()
+
+
+def test_a_self_test_that_hears_nothing_leaves_the_group_usable():
+    for stats in on_gpus(a_self_test_that_hears_nothing):
+        assert all("through-host" in name for name in stats)
+
+
+def a_compiler_that_fails(rank, world_size):
+    from tp3.comm.transport import probe
+
+    class NoCompiler(Exception):
+        """Triton's errors are no RuntimeError either."""
+
+    def fails(*args, **options):
+        raise NoCompiler("no ptxas")
+
+    if rank == 1:
+        probe.exchange_table = fails
+    x = torch.full((1000,), rank + 1.0, device="cuda")
+    dist.all_reduce(x)
+    assert (x == 6).all()
+    return group().stats()
+
+
+def test_a_compiler_that_fails_on_one_rank_leaves_the_group_usable():
+    for stats in on_gpus(a_compiler_that_fails):
+        assert all("through-host" in name for name in stats)
+
+
+def everything_on_the_gpu_by_default(rank, world_size):
+    torch.set_default_device("cuda")
+    x = torch.full((1000,), rank + 1.0)
+    came = torch.empty(10)
+    sending = dist.isend(torch.full((10,), float(rank)), (rank + 1) % world_size)
+    dist.recv(came, (rank - 1) % world_size)
+    sending.wait()
+    dist.all_reduce(x)
+    parts = [torch.empty(r + 1) for r in range(world_size)]  # by a table
+    dist.all_gather(parts, torch.full((rank + 1,), float(rank)))
+    assert (x == 6).all()
+    assert (came == (rank - 1) % world_size).all()
+    assert all((part == r).all() for r, part in enumerate(parts))
+    assert not any(name.endswith("through-host") for name in group().stats())
+
+
+def test_the_default_device_does_not_matter():
+    on_gpus(everything_on_the_gpu_by_default)
+
+
+def one_leaves(rank, world_size):
+    """Two go on with messages long after the watch has seen the third leave."""
+    if rank == 2:
+        dist.destroy_process_group()
+        return
+    came = torch.empty(1000, device="cuda")
+    for turn in range(8):
+        mine = torch.full((1000,), float(rank + turn), device="cuda")
+        sending = dist.isend(mine, 1 - rank)
+        dist.recv(came, 1 - rank)
+        sending.wait()
+        assert (came == 1 - rank + turn).all()
+        time.sleep(0.2)
+
+
+def test_messages_go_on_when_a_third_rank_leaves():
+    on_gpus(one_leaves)
+
+
+def destroyed_while_a_message_waits(rank, world_size):
+    from triton.language import constexpr
+
+    from tp3.kernels import primitives
+
+    primitives.HURRY_NS = constexpr(2_000_000_000)
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("tp3.comm.device").addHandler(handler)
+    x = torch.ones(1000, device="cuda")
+    dist.all_reduce(x)
+    dist.irecv(x, 1 - rank)
+    start = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - start < SOON
+    return [record.getMessage() for record in records]
+
+
+def test_destroying_a_group_does_not_wait_for_messages_that_never_come():
+    for told in on_gpus(destroyed_while_a_message_waits, world_size=2):
+        assert any("a call was pending when its group was destroyed" in text for text in told)
+
+
+def made_in_inference_mode(rank, world_size):
+    """In two dimensions, unaligned and of odd size: through a padded copy."""
+    with torch.inference_mode():
+        x = torch.full((1, 5), rank + 1.0, device="cuda")
+        came = torch.empty(world_size, 5, device="cuda")
+    dist.all_reduce(x)
+    assert (x == 6).all()
+    with torch.inference_mode():
+        x = torch.full((world_size, 5), rank + 1.0, device="cuda")
+        out = torch.empty(1, 5, device="cuda")
+    dist.reduce_scatter_tensor(out, x)
+    assert (out == 6).all()
+    dist.all_gather_into_tensor(came, out)
+    assert (came == 6).all()
+
+
+def test_what_inference_mode_made_may_be_written():
+    on_gpus(made_in_inference_mode)
 
 
 def differing_calls(rank, world_size):

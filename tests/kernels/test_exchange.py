@@ -8,6 +8,7 @@ import torch
 from tests.kernels.interpreted import Interpreted, late, layout_of
 from tests.kernels.sums import Guarded
 from tests.kernels.test_protocol import pattern
+from tp3.comm.layout import DeviceLayout
 
 ALIGNMENTS = [16, 8, 4, 2, 1]
 WORDS = [1, 2, 4, 16]  # bytes that a kernel moves at once
@@ -101,7 +102,9 @@ def everything_that_moves(rank, world_size, layout, folder):
 
 
 def test_everything_that_moves_at_every_alignment(interpreter, tmp_path):
-    kinds = [("exchange", table, vector) for table in (0, 1) for vector in WORDS]
+    kinds = [
+        ("exchange", table, vector, DeviceLayout.STICKY) for table in (0, 1) for vector in WORDS
+    ]
     assert (
         interpreter.ranks(everything_that_moves, layout_of(3), tmp_path, start=START) == [kinds] * 3
     )

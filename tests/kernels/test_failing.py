@@ -5,6 +5,7 @@ pushes nothing any more. An abort word ends a wait early; a message of another s
 import threading
 
 import numpy as np
+import pytest
 import torch
 
 from tests.kernels import interpreted
@@ -89,13 +90,18 @@ def test_a_rank_that_never_comes(interpreter, tmp_path):
             assert late.tolist() == [0, 0, 1] + [0] * 53, kernel
 
 
-def aborted(folder):
-    """The wait would last a day; the host's word ends it."""
+def aborted(folder, word):
+    """The wait would last a day; the host's word ends it, or lets it last half a minute at most,
+    here a moment.
+    """
+    from tp3.kernels import primitives
+
+    primitives.HURRY_NS = type(primitives.HURRY_NS)(int(1e9 * SHORT_SECONDS))
     outcomes = {}
     for kernel in KINDS:
         t = Alone(folder / kernel, 0, 2)
         t.limit_seconds = 86_400
-        host = threading.Timer(0.1, t.page.__setitem__, (0, 1))
+        host = threading.Timer(0.1, t.page.__setitem__, (0, word))
         host.start()
         out = call(t, kernel)
         host.join()
@@ -103,8 +109,9 @@ def aborted(folder):
     return outcomes
 
 
-def test_the_host_can_end_a_wait(interpreter, tmp_path):
-    assert interpreter.alone(aborted, tmp_path) == dict.fromkeys(KINDS, (TIMED_OUT, True))
+@pytest.mark.parametrize("word", [1, 2])
+def test_the_host_can_end_a_wait(interpreter, tmp_path, word):
+    assert interpreter.alone(aborted, tmp_path, word) == dict.fromkeys(KINDS, (TIMED_OUT, True))
 
 
 def another_block_fails(folder):

@@ -144,6 +144,23 @@ def batch(rank, world_size):
             same(f"batch with all, {size}, from {peer}", outs[peer], inputs[peer])
 
 
+def coalesced(rank, world_size):
+    """Gloo does not know this form."""
+    before, after = neighbours(rank, world_size)
+    mine, outs = torch.full((50,), float(rank)), [torch.empty(50) for _ in range(3)]
+    with dist._coalescing_manager(device=mine.device, async_ops=True) as manager:
+        for out in outs:
+            dist.isend(mine, after)
+            dist.irecv(out, before)
+    manager.wait()
+    assert all((out == before).all() for out in outs)
+
+
+def test_messages_in_a_coalescing_manager(ranks):
+    if not lacks("send", "coalesced"):
+        ranks(coalesced)
+
+
 def test_batch_isend_irecv(ranks):
     ranks(batch)
 

@@ -181,10 +181,16 @@ def coalesced(rank, world_size):
     shapes = [(3,), (0,), (65, 2), (1,)]
     inputs = [everyone(world_size, shape, torch.float32, salt=i) for i, shape in enumerate(shapes)]
     wants = [reduced("sum", arrays) for arrays in inputs]
-    for form in ("manager", "async manager", "all_reduce_coalesced", "async coalesced"):
+    forms = ["manager", "async manager", "all_reduce_coalesced", "async coalesced"]
+    if not lacks("reduce_scatter", "coalesced"):
+        forms += ["device manager", "async device manager"]
+    for form in forms:
         mine = [tensor(arrays[rank], torch.float32) for arrays in inputs]
         if form.endswith("manager"):
-            with dist._coalescing_manager(async_ops=form.startswith("async")) as manager:
+            device = mine[0].device if "device" in form else None
+            with dist._coalescing_manager(
+                device=device, async_ops=form.startswith("async")
+            ) as manager:
                 for each in mine:
                     dist.all_reduce(each)
             if form.startswith("async"):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from tp3.comm.tensors import copy_back
 from tp3.comm.transport.bootstrap import Meeting
 from tp3.comm.transport.device import DeviceTransport
 from tp3.comm.transport.device_kernels import Plan, load_exchange
+from tp3.comm.transport.device_memory import Offer, offer
 from tp3.comm.transport.host import HostTransport
 from tp3.comm.transport.probe import PatternProbe
 from tp3.comm.transport.span import SpanTransport
@@ -97,7 +99,7 @@ class DeviceSide:
         if transport is None:
             return None
         lane = "send", receiver
-        return self.queue.message(lambda: moves.send(transport, data, receiver, tag), (), lane)
+        return self._message(lambda: moves.send(transport, data, receiver, tag), (), lane)
 
     def recv(self, tensor: Tensor, data: Tensor, sender: int, tag: int) -> Work | None:
         """Receive ``data``, flat, and bring it into ``tensor``; None: they share no memory."""
@@ -109,7 +111,18 @@ class DeviceSide:
             moves.recv(transport, data, sender, tag)
             copy_back(tensor, data)
 
-        return self.queue.message(call, [tensor], ("recv", sender))
+        return self._message(call, [tensor], ("recv", sender))
+
+    def _message(self, call: Callable[[], None], result: Sequence[Tensor], lane: Any) -> Work:
+        def guarded() -> None:
+            """The peer must not wait for a message that could not be started."""
+            try:
+                call()
+            except BaseException as error:
+                self._host.fail(R4DError(f"r4d: {type(error).__name__}: {error}"))
+                raise
+
+        return self.queue.message(guarded, result, lane)
 
     def _beside(self, peer: int) -> DeviceTransport | None:
         if self._no_pairs or peer in self._apart:
@@ -148,7 +161,11 @@ class DeviceSide:
         failed = self._host.failure is not None
         if failed:
             transport.abort(R4DError(str(self._host.failure)))
+        transport.hurry()
         self.queue.drain()
+        if transport.reported() and not failed:
+            logger.error("r4d: a call was pending when its group was destroyed: %s",
+                         transport.reported().removeprefix("r4d: "))  # fmt: skip
         peers = transport.mapped
         met = not failed and self._meet("drained", peers, timeout)
         with current(self.device):
@@ -190,7 +207,12 @@ class DeviceSide:
     def _connect(self, ranks: Sequence[int]) -> None:
         if self.transport is None:
             assert isinstance(self._host, HostTransport)
-            self.transport = DeviceTransport(self._meeting, self._host, self.device)
+            try:
+                self.transport = DeviceTransport(self._meeting, self._host, self.device)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                offer(self._meeting, Offer(error=reason))  # or the peers would wait for it
+                raise R4DError(f"r4d: {reason}") from error
         transport = self.transport
         transport.connect(ranks, lambda peer: PatternProbe(transport, peer))
 

@@ -188,7 +188,7 @@ class DeviceQueue:
 
     def _forget_ended(self) -> None:
         if not torch.cuda.is_current_stream_capturing():
-            for work in [work for work in self._held if work.is_completed()]:
+            for work in [work for work in list(self._held) if work.is_completed()]:
                 self._release(work)
 
 

@@ -28,7 +28,7 @@ from tp3.comm.rows import Chosen, Key, Rows
 from tp3.comm.signature import signature
 from tp3.comm.tensors import is_dense_vectors, one_device
 from tp3.comm.transport.bootstrap import Meeting
-from tp3.comm.work import Work
+from tp3.comm.work import Joined, Work
 
 if TYPE_CHECKING:
     from tp3.comm.device import DeviceSide
@@ -86,6 +86,7 @@ class Group:
         )
         self._executor = Executor(f"r4d-{name}")
         _OPEN.add(self)
+        self._coalesced: list[Work] | None = None
         self._unopened: Callable[[], None] | None = None  # a device call's way to the host
         self._staged: Key | None = None  # and what it is
 
@@ -179,7 +180,22 @@ class Group:
         def call() -> Work:
             return queue.submit(lambda: self._guarded(run), result, sync=sync)
 
-        return profiling.recorded(name, call, sync=sync) if profiling.enabled() else call()
+        work = profiling.recorded(name, call, sync=sync) if profiling.enabled() else call()
+        return self.note(work)
+
+    def note(self, work: Work) -> Work:
+        """To be called with the work of each call: calls may be coalesced."""
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def start_coalescing(self) -> None:
+        """Calls from here on, which run as they are made, are one work at the end."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> Work:
+        works, self._coalesced = self._coalesced or [], None
+        return Joined(works)
 
     def repeat(self, tensor: Tensor, op: str, out: Tensor | None = None) -> bool:
         """All-reduce ``tensor`` as one like it was before, past all that was settled then; False if

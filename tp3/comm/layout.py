@@ -194,6 +194,7 @@ class DeviceLayout:
     SETS = 2  # of channels: collectives, messages
     TABLE = 0  # mine: address of each rank's flags, then of each rank's data, int64
     STICKY = 256  # mine: not 0 once a wait has failed; then nothing is pushed or believed
+    TRIAL = 384  # mine: the same for self-tests of pairs, which fail without failing the group
     LAUNCHES = 512  # mine: the sequence number, a copy for each block
     SENTINELS = LAUNCHES + 4 * MAX_BLOCKS  # mine: the same for the sentinel kernel's own slots
     FLAGS = SENTINELS + 4 * MAX_BLOCKS  # from i: a sequence number for each block

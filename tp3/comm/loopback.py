@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tp3.comm.errors import Disagreement
-from tp3.comm.tensors import describe
+from tp3.comm.tensors import describe, write
 from tp3.comm.untraced import untraced
 from tp3.comm.work import DONE, Work
 
@@ -42,7 +42,7 @@ class SelfReceive(Work):
             )
             return
         _after(self.posted, data)
-        self.tensor.copy_(data)
+        write(self.tensor, data)
         self.copied = _mark(self.tensor)
         self.finish()
 

@@ -22,6 +22,7 @@ from tp3.comm.compat import install
 from tp3.comm.group import Group
 from tp3.comm.registration import NAME
 from tp3.comm.untraced import untraced
+from tp3.comm.work import Work
 
 
 @untraced
@@ -102,6 +103,12 @@ class ProcessGroupR4D(Calls, dist.ProcessGroup):  # type: ignore[misc]
 
     def _set_sequence_number_for_group(self) -> None:
         """Sequence numbers start with the group."""
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self.group.start_coalescing()
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        return self.group.end_coalescing()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.group.set_timeout(timeout)

@@ -39,9 +39,13 @@ def copy_back(tensor: Tensor, data: Array | Tensor) -> None:
     source = data if isinstance(data, Tensor) else torch.from_numpy(data)
     if not source.numel() or source.data_ptr() == tensor.data_ptr():
         return
-    source = source.view(tensor.dtype).view(tensor.shape)
-    with torch.inference_mode(tensor.is_inference()):
-        tensor.detach().copy_(source)
+    write(tensor.detach(), source.view(tensor.dtype).view(tensor.shape))
+
+
+def write(target: Tensor, source: Tensor) -> None:
+    """Copy, also into what inference mode has made."""
+    with torch.inference_mode(target.is_inference()):
+        target.copy_(source)
 
 
 def chunks(data: Array, size: int) -> Iterator[Array]:

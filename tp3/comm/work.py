@@ -92,6 +92,40 @@ class Work(dist.Work):
     _source_rank = source_rank
 
 
+@untraced
+class Joined(Work):
+    """Several calls as one."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        super().__init__([tensor for work in works for tensor in work._result])
+        self._works = works
+
+    @property
+    def ended(self) -> bool:
+        return all(work.ended for work in self._works)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for each, for as long as ``timeout``; the future is done afterwards."""
+        for work in self._works:
+            work.wait(timeout)
+        if not self._event.is_set():
+            self.finish()
+        return True
+
+    def settle(self) -> None:
+        for work in self._works:
+            work.settle()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((e for e in (work.exception() for work in self._works) if e), None)
+
+
 class Recent:
     """Works that C++ may still ask although Python has let go of them: of DDP's join it keeps only
     the C++ half, which is lost without its Python half. They are small, and so is what is kept.

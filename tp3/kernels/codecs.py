@@ -1,9 +1,9 @@
 """Number formats of weights in integer arithmetic: e2m1, e8m0, e4m3 to bf16, exact.
 
-The same source on every target, and in the interpreter, whose own conversions are wrong. Weights
-stay in the 32-bit words they were loaded in: two codes at a time become two bf16 in one word, by
-moving their bits to where bf16 has its own, which reads as a power of two less (subnormals too);
-one multiplication puts that right.
+The same source on every target (``e4m3_consecutive`` but for NVIDIA's), and in the interpreter,
+whose own conversions are wrong. Weights stay in the 32-bit words they were loaded in: two codes at
+a time become two bf16 in one word, by moving their bits to where bf16 has its own, which reads as a
+power of two less (subnormals too); one multiplication puts that right.
 
 Symbols: word i holds codes k = P*i .. P*i + P-1, P = 8 (e2m1) or 4 (e4m3), the first lowest. Pair
 J holds codes J and J + P/2 of a word. So pair J of all words, both halves in turn, is the slice
@@ -106,6 +106,45 @@ def e4m3_values(words, J: tl.constexpr, TARGET: tl.constexpr):
     else:
         values = in_turn(multiplied(pair, tl.full(pair.shape, E4M3_FACTOR_PAIR, tl.uint32)))
     return values
+
+
+@triton.jit
+def e4m3_consecutive(words, TARGET: tl.constexpr):
+    """uint32 words as two pairs of bf16: codes 0 and 1 of each, codes 2 and 3. On NVIDIA GPUs by
+    instructions of sm_89 and later.
+    """
+    if TARGET == "cuda":
+        first, second = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b16 codes<2>, half<4>;
+            .reg .b32 pair<2>;
+            .reg .f32 value<4>;
+            mov.b32 {codes0, codes1}, $2;
+            cvt.rn.f16x2.e4m3x2 pair0, codes0;
+            cvt.rn.f16x2.e4m3x2 pair1, codes1;
+            mov.b32 {half0, half1}, pair0;
+            mov.b32 {half2, half3}, pair1;
+            cvt.f32.f16 value0, half0;
+            cvt.f32.f16 value1, half1;
+            cvt.f32.f16 value2, half2;
+            cvt.f32.f16 value3, half3;
+            cvt.rn.bf16x2.f32 $0, value1, value0;
+            cvt.rn.bf16x2.f32 $1, value3, value2;
+            }
+            """,
+            "=r,=r,r",
+            [words],
+            (tl.uint32, tl.uint32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        factor = tl.full(words.shape, E4M3_FACTOR_PAIR, tl.uint32)
+        even = multiplied(e4m3_pair(words, 0), factor)
+        odd = multiplied(e4m3_pair(words, 1), factor)
+        first, second = (even & 0xFFFF) | (odd << 16), (even >> 16) | (odd & 0xFFFF0000)
+    return first, second
 
 
 @triton.jit

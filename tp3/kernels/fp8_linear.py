@@ -12,11 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from tp3.kernels.arithmetic import narrowed
 from tp3.kernels.codecs import dot, e4m3_values
+from tp3.kernels.fp8_few import fp8_few_kernel
 from tp3.kernels.operands import (
     E4M3,
     check,
+    check_scaled,
     fixed,
     multiplies_e4m3,
     rows_of,
@@ -25,18 +26,19 @@ from tp3.kernels.operands import (
     target_of,
 )
 from tp3.kernels.primitives import below, vectors_at
-from tp3.kernels.split_k import PART, combined, parts_for
+from tp3.kernels.split_k import combined, parts_for, store_tile
 from tp3.kernels.tiles import Tile, Tiles
 
 BLOCK = 128  # of N and of K, that share a scale
 SLAB = tl.constexpr(BLOCK)
 UNIT = 16  # of K: bytes that a thread loads at once
 
+# GPUs such as the RTX 4090 have 99 KiB of shared memory, of which these take 96 there.
 TILES = Tiles(
     nvidia={
         16: Tile(n=128, m=16, slab=BLOCK, warps=4, stages=5),
-        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=4),
-        128: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=3),
+        64: Tile(n=64, m=64, slab=BLOCK, warps=4, stages=5),
+        128: Tile(n=128, m=64, slab=BLOCK, warps=8, stages=4),
     },
     amd={
         16: Tile(n=64, m=16, slab=BLOCK, warps=4, stages=2),
@@ -151,17 +153,8 @@ def fp8_linear_kernel(
         acc *= tl.load(w_scales + row)[:, None]
     if X_FP8 and not X_BLOCKS:
         acc *= tl.load(x_scales, inside, other=0)[None, :]
-    y_row = (at_m * groups + group)[:, None] * num_n
-    written = inside[:, None] & (n < num_n)[None, :]
-    if PARTIAL:
-        if EARLY:  # the kernel that adds the parts gets ready
-            tl.extra.cuda.gdc_launch_dependents()
-        count = num_m * groups * num_n
-        y_row += split.to(tl.int64) * (tl.cdiv(count, PART) * PART)
-        tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
-    else:
-        result = narrowed(tl.trans(acc), "SUM", 1, tl.bfloat16, TARGET)
-        tl.store(vectors_at(y, tl.bfloat16) + y_row + n[None, :], result, written)
+    rows_at, count = (at_m * groups + group)[:, None] * num_n, num_m * groups * num_n
+    store_tile(y, acc, rows_at, inside[:, None], n, num_n, count, split, PARTIAL, EARLY, TARGET)
 
 
 def fp8_linear(
@@ -188,19 +181,20 @@ def product(
     weight: torch.Tensor,
     weight_scale: torch.Tensor,
     x_scale: torch.Tensor | None = None,
+    straight: bool = False,
 ) -> torch.Tensor:
     """y [M, G, N] bf16 of groups.
 
     x: [M, G, K]. x_scale: [M, G], or [M, G, ceil(K/128)]. weight: [G, N, K]. weight_scale: [G, N],
-    or [G, ceil(N/128), ceil(K/128)]. Errors: ValueError.
+    or [G, ceil(N/128), ceil(K/128)]. straight: by the kernel that ``few`` tells of, which takes
+    scales of blocks and x in bf16. Errors: ValueError.
     """
     groups, num_n, k = weight.shape
     num_m, x_fp8 = x.shape[0], x.dtype == E4M3
     columns = -(-k // BLOCK)
     if k % UNIT:
         raise ValueError(f"weight has rows of {k}; allowed: multiples of {UNIT}")
-    if x_fp8 != (x_scale is not None):
-        raise ValueError(f"x is {x.dtype}, x_scale is {x_scale}; allowed: a scale with e4m3 only")
+    check_scaled(x, x_scale)
     w_blocks = weight_scale.dim() == 3
     wanted = (groups, -(-num_n // BLOCK), columns) if w_blocks else (groups, num_n)
     check("weight_scale", weight_scale, (torch.float32,), wanted)
@@ -217,17 +211,16 @@ def product(
     tile = tiles.of(target, num_m)
     parts = parts_for(tile, tiles.blocks, x.device, num_m, num_n, k, groups)
     in_vectors = [stride * x.element_size() // 16 for stride in x.stride()[:2]]
-    start(
-        fp8_linear_kernel,
-        tile,
-        x.device,
-        parts.grid,
-        (
-            x, x_scale, fixed("weight", weight), weight_scale.contiguous(), parts.out, *in_vectors,
-            num_m, num_n, k // UNIT, parts.grid[0] // groups, parts.slabs,
-            parts.splits,
-        ),
-        X_FP8=x_fp8, NATIVE=x_fp8 and multiplies_e4m3(x.device), X_BLOCKS=x_blocks,
-        W_BLOCKS=w_blocks, PARTIAL=parts.splits > 1, EARLY=parts.early, TARGET=target,
-    )  # fmt: skip
+    operands = fixed("weight", weight), weight_scale.contiguous(), parts.out, *in_vectors
+    numbers = num_m, num_n, k // UNIT, parts.grid[0] // groups, parts.slabs
+    ways = {"PARTIAL": parts.splits > 1, "EARLY": parts.early, "TARGET": target}
+    if straight:
+        start(fp8_few_kernel, tile, x.device, parts.grid, (x, *operands, *numbers), **ways)
+    else:
+        start(
+            fp8_linear_kernel, tile, x.device, parts.grid,
+            (x, x_scale, *operands, *numbers, parts.splits),
+            X_FP8=x_fp8, NATIVE=x_fp8 and multiplies_e4m3(x.device), X_BLOCKS=x_blocks,
+            W_BLOCKS=w_blocks, **ways,
+        )  # fmt: skip
     return combined(parts)

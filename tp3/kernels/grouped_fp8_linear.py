@@ -1,12 +1,13 @@
 """y[g] = x[g] W[g]^T for a few groups at once, W in e4m3 with scales of 128 x 128.
 
 As in an attention's grouped output projection: 2 to 8 groups, 1 to 64 rows. One launch of
-``fp8_linear``'s kernel, whose blocks take the tiles of all groups, so that few rows still fill a
-GPU. Contract, symbols and limits are those of ``fp8_linear``.
+``fp8_linear``'s kernel (for up to 8 rows ``fp8_few``'s), whose blocks take the tiles of all groups,
+so that few rows still fill a GPU. Contract, symbols and limits are those of ``fp8_linear``.
 """
 
 import torch
 
+from tp3.kernels import few
 from tp3.kernels.fp8_linear import BLOCK, product
 from tp3.kernels.operands import E4M3, check
 from tp3.kernels.tiles import Tile, Tiles
@@ -39,4 +40,6 @@ def grouped_fp8_linear(
     check("x", x, (torch.bfloat16,), (None, groups, k))
     wanted = (groups, -(-num_n // BLOCK), -(-k // BLOCK))
     check("weight_scale", weight_scale, (torch.float32,), wanted)
-    return product(TILES, x, weight, weight_scale)
+    straight = few.serves(x)
+    tiles = few.TILES if straight else TILES
+    return product(tiles, x, weight, weight_scale, straight=straight)

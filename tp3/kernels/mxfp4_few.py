@@ -1,46 +1,21 @@
-"""``mxfp4_linear`` for up to 8 rows of bf16 x, on NVIDIA GPUs from sm_90 on.
-
-Weights, scales and x go from global memory straight to where the tensor cores take them from: no
-shared memory and no barrier before the end. Each warp of a block has 128 other columns of a slab (a
-batch of products), and the warps' parts are added once. The next slab is on its way meanwhile.
+"""``mxfp4_linear`` for up to 8 rows of bf16 x, on NVIDIA GPUs from sm_90 on; its form is ``few``'s.
 
 A weight takes one multiplication. Decoded to 2**-4 of their value all are bf16 numbers for scales
 up to 2**5, the smallest subnormal ones included, and the sum is multiplied by 2**4. A block that
 meets a larger scale, or NaN, does its sum again with two.
 
-Contract and symbols are those of ``mxfp4_linear``. The order of k within a slab is chosen so that a
-thread multiplies what it has loaded; in another the results would be the same, and slower. So they
-are with Triton 3.9, which sends the decoded weights through shared memory whatever the order.
+Contract and symbols are those of ``mxfp4_linear``.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from tp3.kernels.arithmetic import narrowed
 from tp3.kernels.codecs import E2M1_FACTOR_PAIR, dot, e2m1_pair, e8m0_pair, halves, multiplied
-from tp3.kernels.launch import INTERPRETED
-from tp3.kernels.operands import multiplies_pairs
 from tp3.kernels.primitives import below, vectors_at
-from tp3.kernels.split_k import PART
-from tp3.kernels.tiles import Tile, Tiles
+from tp3.kernels.split_k import store_tile
 
-WARPS = 4
-COLUMNS = 128  # of a slab, to a warp
-# Four blocks of its registers fit on a multiprocessor of an H200.
-TILES = Tiles(
-    nvidia={8: Tile(n=32, m=8, slab=COLUMNS * WARPS, warps=WARPS, stages=1)}, amd={}, blocks=528
-)
-# Whether decoded weights stay in registers. Read in 3.6 and 3.9, not in those between.
-STRAIGHT = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
 SHIFT, UNSHIFTED = tl.constexpr(4), tl.constexpr(2.0**4)
 LARGEST_CODE = tl.constexpr(127 + 1 + 4)  # 2**(126 - SHIFT) times its scale is a bf16 number
-
-
-def serves(x: torch.Tensor) -> bool:
-    """Whether this kernel is the one for x [M, K]."""
-    able = INTERPRETED or (STRAIGHT and multiplies_pairs(x.device))
-    return able and x.dtype == torch.bfloat16 and x.shape[0] <= max(TILES.nvidia)
 
 
 @triton.jit
@@ -192,13 +167,6 @@ def mxfp4_few_kernel(
     total = tl.sum(acc, 0) * UNSHIFTED
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tile_m * BM + tl.arange(0, BM)
-    y_row = m.to(tl.int64)[:, None] * num_n
-    written = (m < num_m)[:, None] & (n < num_n)[None, :]
-    if PARTIAL:
-        if EARLY:  # the kernel that adds the parts gets ready
-            tl.extra.cuda.gdc_launch_dependents()
-        y_row += split.to(tl.int64) * (tl.cdiv(num_m * num_n, PART) * PART)
-        tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(total), written)
-    else:
-        result = narrowed(tl.trans(total), "SUM", 1, tl.bfloat16, TARGET)
-        tl.store(vectors_at(y, tl.bfloat16) + y_row + n[None, :], result, written)
+    rows_at = m.to(tl.int64)[:, None] * num_n
+    inside = (m < num_m)[:, None]
+    store_tile(y, total, rows_at, inside, n, num_n, num_m * num_n, split, PARTIAL, EARLY, TARGET)

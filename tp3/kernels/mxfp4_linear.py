@@ -12,17 +12,25 @@ import torch
 import triton
 import triton.language as tl
 
-from tp3.kernels import mxfp4_few
-from tp3.kernels.arithmetic import narrowed
+from tp3.kernels import few, mxfp4_few
 from tp3.kernels.codecs import (
     dot,
     e2m1_values,
     e4m3_values,
     e8m0_pair,
 )
-from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
+from tp3.kernels.operands import (
+    E4M3,
+    check,
+    check_scaled,
+    fixed,
+    rows_of,
+    same_device,
+    start,
+    target_of,
+)
 from tp3.kernels.primitives import below, vectors_at
-from tp3.kernels.split_k import PART, combined, parts_for
+from tp3.kernels.split_k import combined, parts_for, store_tile
 from tp3.kernels.tiles import Tile, Tiles
 
 BLOCK = 32  # codes that share a scale
@@ -153,16 +161,8 @@ def mxfp4_linear_kernel(
     )  # fmt: skip
     if X_FP8:
         acc *= tl.load(x_scale.to(tl.pointer_type(tl.float32)) + m, m < num_m, other=0)[None, :]
-    y_row = m.to(tl.int64)[:, None] * num_n
-    written = inside & (n < num_n)[None, :]
-    if PARTIAL:
-        if EARLY:  # the kernel that adds the parts gets ready
-            tl.extra.cuda.gdc_launch_dependents()
-        y_row += split.to(tl.int64) * (tl.cdiv(num_m * num_n, PART) * PART)
-        tl.store(vectors_at(y, tl.float32) + y_row + n[None, :], tl.trans(acc), written)
-    else:
-        result = narrowed(tl.trans(acc), "SUM", 1, tl.bfloat16, TARGET)
-        tl.store(vectors_at(y, tl.bfloat16) + y_row + n[None, :], result, written)
+    rows_at = m.to(tl.int64)[:, None] * num_n
+    store_tile(y, acc, rows_at, inside, n, num_n, num_m * num_n, split, PARTIAL, EARLY, TARGET)
 
 
 def mxfp4_linear(
@@ -183,8 +183,7 @@ def mxfp4_linear(
     check("scales", scales, (torch.uint8,), (num_n, k // BLOCK))
     check("x", x, (torch.bfloat16, E4M3), (None, k))
     num_m, x_fp8 = x.shape[0], x.dtype == E4M3
-    if x_fp8 != (x_scale is not None):
-        raise ValueError(f"x is {x.dtype}, x_scale is {x_scale}; allowed: a scale with e4m3 only")
+    check_scaled(x, x_scale)
     if x_scale is not None:
         check("x_scale", x_scale, (torch.float32,), (num_m,))
         x_scale = x_scale.contiguous()
@@ -193,15 +192,15 @@ def mxfp4_linear(
     same_device(x=x, weight=weight, scales=scales, x_scale=x_scale)
     target = target_of(x.device)
     x = rows_of(x)
-    few = mxfp4_few.serves(x)
-    tiles = mxfp4_few.TILES if few else TILES
+    straight = few.serves(x)
+    tiles = few.TILES if straight else TILES
     tile = tiles.of(target, num_m)
     parts = parts_for(tile, tiles.blocks, x.device, num_m, num_n, k)
     numbers = x.stride(0) * x.element_size() // 16, num_m, num_n, k // BLOCK
     operands = fixed("weight", weight), fixed("scales", scales, align=1), parts.out, *numbers
     ways = {"PARTIAL": parts.splits > 1, "EARLY": parts.early, "TARGET": target}
     more = parts.slabs, parts.splits
-    if few:
+    if straight:
         start(mxfp4_few.mxfp4_few_kernel, tile, x.device, parts.grid, (x, *operands, *more), **ways)
     else:
         start(mxfp4_linear_kernel, tile, x.device, parts.grid, (x, x_scale, *operands, *more),

@@ -14,7 +14,16 @@ import triton.language as tl
 
 from tp3.kernels.arithmetic import narrowed
 from tp3.kernels.mxfp4_linear import BLOCK, mxfp4_product
-from tp3.kernels.operands import E4M3, check, fixed, rows_of, same_device, start, target_of
+from tp3.kernels.operands import (
+    E4M3,
+    check,
+    check_scaled,
+    fixed,
+    rows_of,
+    same_device,
+    start,
+    target_of,
+)
 from tp3.kernels.primitives import longs_at, vectors_at
 from tp3.kernels.tiles import Tile, Tiles
 
@@ -138,8 +147,7 @@ def mxfp4_moe(
     check("x", x, (torch.bfloat16, E4M3), (None, k))
     tokens, x_fp8 = x.shape[0], x.dtype == E4M3
     check("expert_ids", expert_ids, (torch.int32, torch.int64), (tokens, None))
-    if x_fp8 != (x_scale is not None):
-        raise ValueError(f"x is {x.dtype}, x_scale is {x_scale}; allowed: a scale with e4m3 only")
+    check_scaled(x, x_scale)
     if x_scale is not None:
         check("x_scale", x_scale, (torch.float32,), (tokens,))
         x_scale = x_scale.contiguous()

@@ -38,6 +38,13 @@ def check(
         raise ValueError(f"{name} is on {tensor.device}; allowed: {wanted}")
 
 
+def check_scaled(x: torch.Tensor, x_scale: torch.Tensor | None) -> None:
+    """Errors: ValueError unless x has a scale just where it is e4m3."""
+    if (x.dtype == E4M3) != (x_scale is not None):
+        has = "without" if x_scale is None else "with"
+        raise ValueError(f"x is {x.dtype} {has} x_scale; allowed: a scale with e4m3 only")
+
+
 def same_device(**tensors: torch.Tensor | None) -> None:
     """Errors: ValueError where a tensor is not with the first."""
     first: tuple[str, torch.device] | None = None

@@ -18,6 +18,7 @@ import triton.language as tl
 TURNS_PER_LOOK = tl.constexpr(1024)
 # The interpreter has no clock; one turn there takes about this long.
 TURN_NS = tl.constexpr(200_000)
+HURRY_NS = tl.constexpr(30_000_000_000)
 TIMED_OUT = tl.constexpr(1)
 MISMATCH = tl.constexpr(2)
 
@@ -147,7 +148,8 @@ def must_stop(
     turns, start, flags, STICKY: tl.constexpr, limit_ns, page, lanes, TARGET: tl.constexpr
 ):
     """1 if a block that has waited for ``turns`` since ``start`` must give up: time is over,
-    another block has failed, or the host says abort (first word of ``page``). Looks now and then.
+    another block has failed, or the host says so in the first word of ``page`` (1: at once, 2:
+    after ``HURRY_NS``). Looks now and then.
     """
     stop = 0
     if (TARGET == "interpret") | (turns % TURNS_PER_LOOK == 0):
@@ -157,7 +159,8 @@ def must_stop(
             waited = clock(lanes, TARGET) - start
         abort = tl.load(words_at(page, lanes * 0), mask=lanes == 0, other=0, volatile=True)
         failed = tl.load(words_at(flags, STICKY + lanes * 0), lanes == 0, other=0, volatile=True)
-        stop = tl.max(((waited > limit_ns) | (abort != 0) | (failed != 0)).to(tl.int32))
+        late = (waited > limit_ns) | ((abort == 2) & (waited > HURRY_NS))
+        stop = tl.max((late | (abort == 1) | (failed != 0)).to(tl.int32))
     return stop
 
 

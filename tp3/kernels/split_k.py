@@ -46,6 +46,27 @@ def combine_kernel(
     tl.store(vectors_at(y, tl.bfloat16) + offsets, result, offsets < count)
 
 
+@triton.jit
+def store_tile(
+    y, tile, rows_at, inside, n, num_n, count, split, PARTIAL: tl.constexpr, EARLY: tl.constexpr,
+    TARGET: tl.constexpr,
+):  # fmt: skip
+    """Write a tile [BN, BM] fp32 to y in bf16, or with PARTIAL as part ``split``.
+
+    rows_at, inside: [BM, 1] where rows of y start (int64), and whether they are there. n: [BN]
+    places in a row of num_n. count: elements of y.
+    """
+    written = inside & (n < num_n)[None, :]
+    if PARTIAL:
+        if EARLY:  # the kernel that adds the parts gets ready
+            tl.extra.cuda.gdc_launch_dependents()
+        rows_at += split.to(tl.int64) * (tl.cdiv(count, PART) * PART)
+        tl.store(vectors_at(y, tl.float32) + rows_at + n[None, :], tl.trans(tile), written)
+    else:
+        result = narrowed(tl.trans(tile), "SUM", 1, tl.bfloat16, TARGET)
+        tl.store(vectors_at(y, tl.bfloat16) + rows_at + n[None, :], result, written)
+
+
 @dataclass(frozen=True)
 class Parts:
     """y: [M, G, N] bf16. out: y, or the parts. slabs: of a block. early: the parts are added by a
@@ -82,7 +103,7 @@ def parts_for(
 
 
 def combined(parts: Parts) -> torch.Tensor:
-    """y [M, G, N], or [M, N] of a single group."""
+    """y [M, G, N]."""
     y = parts.y
     if parts.splits > 1:
         start(

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tp3.kernels import reference
 from tp3.kernels.codecs import e2m1_values, e4m3_values, e8m0_pair
+from tp3.kernels.grouped_fp8_linear import grouped_fp8_linear
 from tp3.kernels.mxfp4_linear import mxfp4_linear
 from tp3.kernels.operands import start, target_of
 
@@ -105,6 +106,30 @@ def wrong_products(device="cpu"):
             want = true[:, column : column + 8].T * 2.0**power
             sure = (want == 0) | ((want.abs() > 2.0**-100) & (want.abs() < 2.0**100))
             wrong += int((y != want.bfloat16())[sure & (order < 253).to(device)].sum())
+    return wrong
+
+
+def wrong_groups(device="cpu"):
+    """How many elements ``grouped_fp8_linear`` has other than the reference where x picks a column:
+    each code at each place, with scales of their own. Rows of NaN must be NaN.
+    """
+    made = torch.Generator().manual_seed(0)
+    groups, rows, k = 2, 256, 656  # a slab and a part of one
+    codes = torch.arange(rows, dtype=torch.uint8)[:, None].expand(rows, k)
+    mixed = torch.randint(0, 127, (rows, k), generator=made, dtype=torch.uint8)
+    weight = torch.stack((codes, mixed)).to(device).view(torch.float8_e4m3fn)
+    scale = (torch.rand(groups, rows // 128, -(-k // 128), generator=made) + 0.25).to(device)
+    true = reference.fp8(weight, scale, torch.float32).bfloat16()
+    wrong = 0
+    for first in range(0, k, 8):
+        x = torch.zeros(8, groups, k)
+        x[torch.arange(8), :, torch.arange(first, first + 8)] = 1.0
+        y = grouped_fp8_linear(x.bfloat16().to(device), weight, scale)
+        want = true[:, :, first : first + 8].permute(2, 0, 1)
+        nan = want.isnan()
+        assert nan.sum() == 8 * 2
+        assert y[nan].isnan().all()
+        wrong += int((y != want)[~nan].sum())
     return wrong
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.linear.cases import LAUNCHERS, Case, operands
+from tp3.kernels import few, fp8_linear, mxfp4_linear, ops
 from tp3.kernels import operands as launching
-from tp3.kernels import ops
 
 MXFP4 = Case("mxfp4_linear", 3, 36, 96)
 FP8 = Case("fp8_linear", 3, 36, 96)
@@ -25,14 +25,14 @@ REFUSED = [
     (MXFP4, 0, lambda x: x.float(), "x is torch.float32; allowed: torch.bfloat16 or torch.float8"),
     (MXFP4, 0, lambda x: x[:, :64], "x has shape [3, 64]; allowed: [any, 96]"),
     (MXFP4, 0, lambda x: x[None], "x has shape [1, 3, 96]; allowed: [any, 96]"),
-    (MXFP4, 0, lambda x: x.to(torch.float8_e4m3fn), "x is torch.float8_e4m3fn, x_scale is None"),
+    (MXFP4, 0, lambda x: x.to(torch.float8_e4m3fn), "x is torch.float8_e4m3fn without x_scale"),
     (MXFP4, 1, lambda w: bytes_like(36, 40), "weight has rows of 40 bytes; allowed: multiples of"),
     (MXFP4, 1, lambda w: w.view(torch.int8), "weight is torch.int8; allowed: torch.uint8"),
     (MXFP4, 1, lambda w: bytes_like(36, 96)[:, ::2], "weight has strides (96, 2); allowed: a con"),
     (MXFP4, 1, lambda w: bytes_like(36 * 48 + 1)[1:].view(36, 48), "weight starts at an address"),
     (MXFP4, 2, lambda s: s[:, :2], "scales has shape [36, 2]; allowed: [36, 3]"),
     (MXFP4, 2, lambda s: s.float(), "scales is torch.float32; allowed: torch.uint8"),
-    (MXFP4, 3, lambda _: torch.ones(3), "x is torch.bfloat16, x_scale is tensor"),
+    (MXFP4, 3, lambda _: torch.ones(3), "x is torch.bfloat16 with x_scale"),
     (MOE, 3, lambda ids: ids.float(), "expert_ids is torch.float32; allowed: torch.int32 or"),
     (MOE, 3, lambda ids: ids[:2], "expert_ids has shape [2, 2]; allowed: [3, any]"),
     (FP8, 1, lambda w: w.view(torch.uint8), "weight is torch.uint8; allowed: torch.float8_e4m3fn"),
@@ -103,19 +103,24 @@ def test_empty_inputs_give_empty_outputs(interpreter):
     ]  # fmt: skip
 
 
-def strided():
-    """Rows of x apart, at an odd address, and columns of a wider tensor: all the same y."""
-    x, *rest = operands(MXFP4)
-    launcher = LAUNCHERS["mxfp4_linear"]
+def strided(case):
+    """Rows of x apart, at an odd address, columns of a wider tensor, and (groups) rows and groups
+    the other way round: all the same y.
+    """
+    x, *rest = operands(case)
+    launcher = LAUNCHERS[case.kernel]
     slices = (slice(8, 104), slice(1, 97), slice(0, 192, 2))
-    views = [torch.full((3, 200), torch.nan).bfloat16()[:, columns] for columns in slices]
+    wide = [torch.full((*x.shape[:-1], 200), torch.nan).bfloat16() for _ in slices]
+    views = [tensor[..., columns] for tensor, columns in zip(wide, slices)]
+    views.append(torch.empty_like(x.transpose(0, -2).contiguous()).transpose(0, -2))
     for view in views:
         view.copy_(x)
     return [torch.equal(launcher(x, *rest), launcher(view, *rest)) for view in views]
 
 
-def test_x_may_be_a_view(interpreter):
-    assert interpreter.alone(strided) == [True] * 3
+@pytest.mark.parametrize("case", [MXFP4, GROUPED], ids=str)
+def test_x_may_be_a_view(interpreter, case):
+    assert interpreter.alone(strided, case) == [True] * 4
 
 
 def as_operators():
@@ -137,6 +142,43 @@ def as_operators():
 
 def test_operators(interpreter):
     assert interpreter.alone(as_operators) == 4
+
+
+def kernels_of(case):
+    """What its launcher starts."""
+    started = []
+    for module in (fp8_linear, mxfp4_linear):
+        module.start = lambda kernel, *_, **__: started.append(kernel.fn.__name__)
+    LAUNCHERS[case.kernel](*operands(case))
+    return started
+
+
+# Rows of x and the kernel; a slab of K, so that nothing is added.
+STARTED = [
+    (Case("mxfp4_linear", 8, 36, 96), "mxfp4_few_kernel"),
+    (Case("mxfp4_linear", 9, 36, 96), "mxfp4_linear_kernel"),
+    (Case("grouped_fp8_linear", 1, 36, 96, many=2), "fp8_few_kernel"),
+    (Case("grouped_fp8_linear", 8, 36, 96, many=2), "fp8_few_kernel"),
+    (Case("grouped_fp8_linear", 9, 36, 96, many=2), "fp8_linear_kernel"),
+    (Case("fp8_linear", 8, 36, 96, w="blocks"), "fp8_linear_kernel"),
+]
+
+
+@pytest.mark.parametrize(("case", "kernel"), STARTED, ids=str)
+def test_few_rows_have_kernels_of_their_own(interpreter, case, kernel):
+    assert interpreter.alone(kernels_of, case) == [kernel]
+
+
+@pytest.mark.parametrize("straight", [True, False])
+@pytest.mark.parametrize("able", [True, False])
+def test_few_rows_have_them_where_weights_stay_in_registers(monkeypatch, able, straight):
+    monkeypatch.setattr(few, "INTERPRETED", False)
+    monkeypatch.setattr(few, "STRAIGHT", straight)
+    monkeypatch.setattr(few, "multiplies_pairs", lambda device: able)
+    for rows in (1, 8, 9):
+        x = torch.zeros(rows, 32)
+        assert few.serves(x.bfloat16()) == (able and straight and rows <= 8)
+        assert not few.serves(x.to(torch.float8_e4m3fn))
 
 
 @pytest.mark.parametrize(

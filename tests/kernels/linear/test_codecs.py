@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.linear.codes import wrong_e2m1, wrong_e4m3, wrong_products
+from tests.kernels.linear.codes import wrong_e2m1, wrong_e4m3, wrong_groups, wrong_products
 from tp3.kernels import reference
 
 
@@ -17,6 +17,26 @@ def test_every_e4m3_code_is_exact(interpreter):
 
 def test_every_weight_comes_out_of_a_product_of_few_rows(interpreter):
     assert interpreter.alone(wrong_products) == 0
+
+
+def test_every_weight_comes_out_of_groups_of_few_rows(interpreter):
+    assert interpreter.alone(wrong_groups) == 0
+
+
+def _with_nan_as_480():
+    from tp3.kernels import codecs
+
+    def finite(words, J):
+        words = words << 8 if J == 0 else words
+        return (words & 0x80008000) | ((words >> 4) & 0x07F007F0)
+
+    codecs.e4m3_pair = finite
+    return wrong_groups()
+
+
+def test_nan_read_as_a_number_is_seen(interpreter):
+    with pytest.raises(AssertionError):
+        interpreter.alone(_with_nan_as_480)
 
 
 def _without_the_second_way():

@@ -12,14 +12,16 @@ TAILS = [
     Case("mxfp4_linear", 9, 36, 96),
     Case("mxfp4_moe", 3, 36, 96, many=2),
     Case("fp8_linear", 3, 36, 208, w="blocks"),
+    Case("grouped_fp8_linear", 3, 36, 208, w="blocks", many=2),
+    Case("grouped_fp8_linear", 9, 36, 208, w="blocks", many=2),
 ]
 
 
 def unbounded(case, walls):
     """The case without the bound of the last slab."""
-    from tp3.kernels import fp8_linear, mxfp4_few, mxfp4_linear
+    from tp3.kernels import fp8_few, fp8_linear, mxfp4_few, mxfp4_linear
 
-    for module in (fp8_linear, mxfp4_few, mxfp4_linear):
+    for module in (fp8_few, fp8_linear, mxfp4_few, mxfp4_linear):
         module.below = lambda offsets, limit: offsets >= 0
     if not walls:
         return judge(case, place=between_codes)
@@ -41,20 +43,28 @@ def test_without_the_bound_memory_beyond_is_read(interpreter, case):
 
 def without_the_last_part(case):
     """One split of K is not added."""
-    from tp3.kernels import mxfp4_linear, split_k
+    from tp3.kernels import fp8_linear, mxfp4_linear, split_k
 
     started = split_k.start
     split_k.start = lambda kernel, warps, device, grid, args, **constants: started(
         kernel, warps, device, grid, (*args[:3], args[3] - 1), **constants
     )
-    assert mxfp4_linear.combined is split_k.combined
+    assert mxfp4_linear.combined is fp8_linear.combined is split_k.combined
     return judge(case)
 
 
-@pytest.mark.parametrize(("rows", "k"), [(2, 5824), (9, 1472)])
-def test_a_part_that_is_not_added_is_seen(interpreter, rows, k):
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("mxfp4_linear", 2, 17, 5824),
+        Case("mxfp4_linear", 9, 17, 1472),
+        Case("grouped_fp8_linear", 2, 17, 2048, w="blocks", many=2),
+    ],
+    ids=str,
+)
+def test_a_part_that_is_not_added_is_seen(interpreter, case):
     with pytest.raises(AssertionError, match="wrong, first at"):
-        interpreter.alone(without_the_last_part, Case("mxfp4_linear", rows, 17, k))
+        interpreter.alone(without_the_last_part, case)
 
 
 def unwritten(case):

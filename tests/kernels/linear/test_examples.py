@@ -31,6 +31,8 @@ def examples():
     x = torch.cat((row(1.0), row(2.0)))[None]
     scales = torch.tensor([3.0, 5.0]).view(2, 1, 1)
     y.append(grouped_fp8_linear(x, row(1.0).expand(2, 1, 32).to(E4M3), scales).flatten())
+    scales = torch.tensor([2.0]).view(1, 1, 1)
+    y.append(grouped_fp8_linear(row(1.0, 2.0)[None], row(1.0, -2.0)[None].to(E4M3), scales)[0, 0])
     parts, out = torch.zeros(3, PART.value), torch.full((2,), torch.nan).bfloat16()
     parts[:, :2] = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     start(
@@ -40,7 +42,9 @@ def examples():
 
 
 def test_examples(interpreter):
-    assert interpreter.alone(examples) == [[-2.0], [3.0, 2.0], [-6.0], [3.0, 10.0], [9.0, 12.0]]
+    assert interpreter.alone(examples) == [
+        [-2.0], [3.0, 2.0], [-6.0], [3.0, 10.0], [-6.0], [9.0, 12.0],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("slabs", [1, 2, 3, 5, 23, 182])

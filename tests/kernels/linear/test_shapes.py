@@ -34,6 +34,12 @@ FP8 = [
         )
     ),
     *(Case("grouped_fp8_linear", 3, 130, 400, w="blocks", many=g) for g in (2, 3, 8)),
+    # Up to 8 rows and more; K % 128 of 16, 32 and 112 in slabs of four blocks and of one.
+    *(
+        Case("grouped_fp8_linear", m, n, k, w="blocks", many=g)
+        for (n, k), g in (((33, 16), 4), ((17, 544), 1), ((161, 1136), 2), ((36, 2048), 8))
+        for m in (1, 7, 8, 9)
+    ),
     Case("grouped_fp8_linear", 64, 128, 512, w="blocks", many=4),
 ]
 # K of a rank: 704, 768 (2304/3 as well), 384.

@@ -40,6 +40,10 @@ def send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
     args.check([tensor], "send")
     args.check_rank(group, receiver, "the rank to send to")
     group.check_open()
+    return group.note(_send(group, tensor, receiver, tag))
+
+
+def _send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
     if receiver == group.rank:
         return group.loopback.send(tensor, tag)
     data = dense.flat(tensor)
@@ -48,7 +52,7 @@ def send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
     side = group.device_side(tensor.device)
     work = side.send(data, receiver, tag)
     if work is None:
-        text, copy = dense.describe(tensor), data.cpu().numpy()
+        text, copy = dense.describe(tensor), data.cpu().view(torch.uint8).numpy()
         work = group.channels.post(Message("send", receiver, tag, copy, text))
     return work
 
@@ -56,12 +60,12 @@ def send(group: Group, tensor: Tensor, receiver: int, tag: int) -> Work:
 def recv(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
     """Start receiving what ``sender`` sends with ``tag``."""
     args.check_rank(group, sender, "the rank to recv from")
-    return _receive(group, tensor, sender, tag)
+    return group.note(_receive(group, tensor, sender, tag))
 
 
 def recv_any(group: Group, tensor: Tensor, tag: int) -> Work:
     """Start receiving from whoever sends with ``tag`` first."""
-    return _receive(group, tensor, ANY_SOURCE, tag)
+    return group.note(_receive(group, tensor, ANY_SOURCE, tag))
 
 
 def _receive(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
@@ -80,7 +84,7 @@ def _receive(group: Group, tensor: Tensor, sender: int, tag: int) -> Work:
         work = side.recv(tensor, data, sender, tag)
         if work is not None:
             return work
-        data = data.cpu().numpy()
+        data = data.cpu().view(torch.uint8).numpy()
     return group.channels.post(
         Message(
             "recv",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tp3.comm.reduce import Reduction
+from tp3.comm.tensors import write
 from tp3.comm.transport import device_kernels as kernels
 from tp3.comm.transport.device import DeviceTransport
 from tp3.kernels.normed import Norm, Normed, dense
@@ -72,7 +73,7 @@ def reduce_scatter(
     nbytes = target.numel() * target.element_size()
     kernels.reduce_scatter_plan(transport, dtype, nbytes, stride, op).start(first, target)
     if not fits:
-        out.copy_(target[: out.numel()].view(out.dtype))
+        write(out, target[: out.numel()].view(out.dtype))
 
 
 def broadcast(transport: DeviceTransport, data: Tensor, root: int) -> None:
@@ -208,7 +209,7 @@ def _sum(
     plan = kernels.all_reduce_plan(transport, algorithm, dtype, nbytes, op)
     plan.start(x, target)
     if x is not data:
-        out.copy_(x[: data.numel()])
+        write(out, x[: data.numel()])
 
 
 @lru_cache(maxsize=256)

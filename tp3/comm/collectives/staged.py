@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tp3.comm.errors import R4DError
 from tp3.comm.reduce import Reduction
+from tp3.comm.tensors import write
 
 
 class Host(Protocol):
@@ -43,7 +44,7 @@ def _to_host(arg: Any, storage: torch.dtype) -> Any:
 
 def _to_device(target: Any, result: Any) -> None:
     if isinstance(target, Tensor):
-        target.copy_(torch.from_numpy(result).view(target.dtype))
+        write(target, torch.from_numpy(result).view(target.dtype))
     elif target is not None:
         for part, data in zip(target, result, strict=True):
             _to_device(part, data)

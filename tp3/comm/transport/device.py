@@ -30,9 +30,11 @@ from tp3.kernels.launch import Kept
 _LOOK_SECONDS = 0.25
 _PAGE_WORDS = 1024
 _ABORT, _CODE, _KIND, _SEQUENCE, _LATE, _SIZES = 0, 1, 2, 3, 8, 24  # words of the page
+_STOP, _HURRY = 1, 2  # what the first may say
 _MISMATCH = 2
 _KINDS = {1: "one-shot", 2: "two-shot", 3: "sentinel", 4: "exchange"}
 _TABLES = 64
+_TRIAL_SECONDS = 60.0
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", id)
 
 
@@ -49,11 +51,10 @@ class DeviceTransport:
         self._tag = 0
         self._host = host
         self._reason: R4DError | None = None
-        self._longest_wait = math.inf
         self._kept: dict[Any, Kept] = {}
-        self._page = torch.zeros(_PAGE_WORDS, dtype=torch.int32, pin_memory=True)
-        self._page_address = self._page.data_ptr()
-        self._words = self._page.numpy()
+        self._page, self._trial_page = Page(), Page()
+        self._words = self._page.words
+        self._told, self._longest_wait = self._page.address, math.inf  # of what starts next
         self._tables = Tables()
         self._memory = DeviceMemory(meeting, self.layout, device)
         self._pairs = Pairs(meeting, self._memory)
@@ -106,7 +107,7 @@ class DeviceTransport:
         """
         stream = _current_stream(self.device.index)
         limit = int(min(self._host.timeout, self._longest_wait) * 1e9)
-        kept(grid, (self._memory.flags, *args, limit, self._page_address), stream)
+        kept(grid, (self._memory.flags, *args, limit, self._told), stream)
 
     def start_with_table(
         self, kept: Kept, grid: tuple[int, int], rows: Sequence[int], place: int, *args: int
@@ -120,13 +121,13 @@ class DeviceTransport:
         self._tables.read()
 
     @contextmanager
-    def waiting_at_most(self, seconds: float) -> Iterator[None]:
-        """Kernels started within wait no longer than that, nor than the group's timeout."""
-        self._longest_wait = seconds
+    def trial(self) -> Iterator[None]:
+        """Kernels started within have a page of their own, and wait a minute at most."""
+        self._told, self._longest_wait = self._trial_page.address, _TRIAL_SECONDS
         try:
             yield
         finally:
-            self._longest_wait = math.inf
+            self._told, self._longest_wait = self._page.address, math.inf
 
     def next_tag(self) -> int:
         """The number of a collective that moves data, alike on all ranks: what one rank sends and
@@ -144,11 +145,21 @@ class DeviceTransport:
         """End kernels that wait, and every later one; their outputs are all ones."""
         if self._reason is None:
             self._reason = reason
-        self._words[_ABORT] = 1
+        self._tell(_STOP)
+
+    def hurry(self) -> None:
+        """The group is being destroyed: no kernel is to wait for longer than half a minute."""
+        self._tell(_HURRY)
+
+    def reported(self) -> str:
+        """What a kernel has reported; "" for nothing."""
+        words = self._words
+        return str(self._error(words, self._host.timeout)) if words[_CODE] else ""
 
     def wrong(self) -> str:
-        """What a kernel has reported, without making the group unusable; "" for nothing."""
-        return str(self._error()).removeprefix("r4d: ") if self._words[_CODE] else ""
+        """What a kernel has reported on trial; "" for nothing."""
+        words, limit = self._trial_page.words, min(self._host.timeout, _TRIAL_SECONDS)
+        return str(self._error(words, limit)).removeprefix("r4d: ") if words[_CODE] else ""
 
     def stop(self) -> None:
         """Watch the peers no longer."""
@@ -164,18 +175,23 @@ class DeviceTransport:
     def look(self) -> None:
         """What the watching thread does."""
         failure = self._host.failure
-        problem = R4DError(failure) if failure else self._host.problem(self.peers, "device calls")
+        waiting = self._pairs.involved
+        problem = R4DError(failure) if failure else self._host.problem(waiting, "device calls")
         if problem is not None:
             self.abort(problem)
 
+    def _tell(self, what: int) -> None:
+        for page in (self._page, self._trial_page):
+            if page.words[_ABORT] != _STOP:
+                page.words[_ABORT] = what
+
     def _raise(self) -> None:
-        self._words[_ABORT] = 1
+        self._tell(_STOP)
         if self._host.failure is not None:
             raise R4DError(f"r4d: the group is unusable since {self._host.failure}")
-        raise self._host.fail(self._reason or self._error())
+        raise self._host.fail(self._reason or self._error(self._words, self._host.timeout))
 
-    def _error(self) -> R4DError:
-        words = self._words
+    def _error(self, words: Any, limit: float) -> R4DError:
         kind, sequence = _KINDS[int(words[_KIND])], int(words[_SEQUENCE]) & 0xFFFFFFFF
         late = [rank for rank in range(self.world_size) if words[_LATE + rank]]
         names = ", ".join(map(str, late)) or "(all have arrived since)"
@@ -185,11 +201,18 @@ class DeviceTransport:
                 f"r4d: rank {names} sends {sent} bytes (tag {tag}) to rank {self.rank}, which "
                 f"expects {expected} bytes (tag {wanted}) (device {kind}, sequence {sequence})"
             )
-        limit = min(self._host.timeout, self._longest_wait)
         return CollectiveTimeout(
             f"r4d: device {kind} (sequence {sequence}) reached its timeout of {limit:g} s on rank "
             f"{self.rank}: rank(s) {names} did not arrive"
         )
+
+
+class Page:
+    """Pinned memory: what kernels report, and what the host tells them. Errors: RuntimeError."""
+
+    def __init__(self) -> None:
+        page = torch.zeros(_PAGE_WORDS, dtype=torch.int32, device="cpu", pin_memory=True)
+        self.address, self.words = page.data_ptr(), page.numpy()
 
 
 class Tables:
@@ -203,17 +226,17 @@ class Tables:
     def put(self, rows: Sequence[int]) -> int:
         """The address of ``rows`` for a kernel that is started next on the current stream."""
         if torch.cuda.is_current_stream_capturing():
-            table = torch.tensor(rows, dtype=torch.int64).pin_memory()
+            table = torch.tensor(rows, dtype=torch.int64, device="cpu").pin_memory()
             self._captured.append(table)
             return table.data_ptr()
         if len(self._ring) < _TABLES:
             with torch.inference_mode(False):  # else it could not be written outside of that mode
-                table = torch.empty(64, dtype=torch.int64, pin_memory=True)
+                table = torch.empty(64, dtype=torch.int64, device="cpu", pin_memory=True)
             self._ring.append((table, torch.cuda.Event()))
         else:
             table, event = self._ring[self._turn]
             event.synchronize()
-        table[: len(rows)] = torch.tensor(rows, dtype=torch.int64)
+        table[: len(rows)] = torch.tensor(rows, dtype=torch.int64, device="cpu")
         return table.data_ptr()
 
     def read(self) -> None:

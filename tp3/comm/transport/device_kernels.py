@@ -173,12 +173,13 @@ def exchange_table(
     receives: Sequence[tuple[int, int]],
     *,
     tag: int = 0,
+    sticky: int = DeviceLayout.STICKY,
 ) -> None:
     """Messages of any sizes: for each rank the address and bytes of what goes there, and of what
-    comes from it. 0 bytes: nothing, on both ends.
+    comes from it. 0 bytes: nothing, on both ends. sticky: where a failure is kept.
     """
     rows = [number for pair in (*sends, *receives) for number in pair]
-    kept, limit = _exchange(transport, rows, COLLECTIVES, table=1)
+    kept, limit = _exchange(transport, rows, COLLECTIVES, table=1, sticky=sticky)
     chunks = -(-max(rows[1::2]) // DeviceLayout.CHUNK_BYTES)
     if chunks:
         grid = (2 * transport.world_size, min(chunks, limit))
@@ -287,18 +288,26 @@ def _kept(kernel: Any, constants: dict[str, Any], shape: Shape, *, num_args: int
 
 
 def _exchange(
-    transport: DeviceTransport, numbers: Sequence[int], channels: int, *, table: int
+    transport: DeviceTransport,
+    numbers: Sequence[int],
+    channels: int,
+    *,
+    table: int,
+    sticky: int = DeviceLayout.STICKY,
 ) -> tuple[Kept, int]:
     """The kernel for addresses and sizes ``numbers``, and how many channels it may use."""
     union = reduce(or_, numbers)
     vector = next(size for size in _WORDS if not union % size)
     limit = MESSAGE_CHANNELS if channels == MESSAGES else _channels(transport)
-    return _exchange_kernel(transport, table, vector), limit
+    return _exchange_kernel(transport, table, vector, sticky), limit
 
 
-def _exchange_kernel(transport: DeviceTransport, table: int, vector: int) -> Kept:
+def _exchange_kernel(
+    transport: DeviceTransport, table: int, vector: int, sticky: int = DeviceLayout.STICKY
+) -> Kept:
     return transport.kernel(
-        ("exchange", table, vector), lambda: _make_exchange(transport, table, vector)
+        ("exchange", table, vector, sticky),
+        lambda: _make_exchange(transport, table, vector, sticky),
     )
 
 
@@ -307,7 +316,7 @@ def _channels(transport: DeviceTransport) -> int:
     return max(1, min(transport.layout.channels, room // (2 * transport.world_size)))
 
 
-def _make_exchange(transport: DeviceTransport, table: int, vector: int) -> Kept:
+def _make_exchange(transport: DeviceTransport, table: int, vector: int, sticky: int) -> Kept:
     layout = transport.layout
     constants = {
         "TABLE": table,
@@ -320,7 +329,7 @@ def _make_exchange(transport: DeviceTransport, table: int, vector: int) -> Kept:
         "TILE": _COPY_TILE_BYTES * 8 // _WORDS[vector].primitive_bitwidth,
         "LANES": _COPY_WARPS * _LANES_PER_WARP,
         "RINGS": layout.rings,
-        "STICKY": layout.STICKY,
+        "STICKY": sticky,
         "COUNTS": layout.channel_words,
         "TARGET": transport.target,
     }

@@ -38,6 +38,11 @@ class Offer:
     data: str = ""
 
 
+def offer(meeting: Meeting, what: Offer) -> None:
+    """Tell the peers."""
+    meeting.store.set(f"device/offer/{meeting.rank}", json.dumps(asdict(what)))
+
+
 class DeviceMemory:
     """One rank's own allocations and what it has mapped of its peers'. Addresses are ints.
 
@@ -53,9 +58,8 @@ class DeviceMemory:
         self.offers: dict[int, Offer] = {}
         self.flags = 0
         self.data = 0
-        offer = self._allocate()
-        self.offers[meeting.rank] = offer
-        meeting.store.set(f"device/offer/{meeting.rank}", json.dumps(asdict(offer)))
+        self.offers[meeting.rank] = self._allocate()
+        offer(meeting, self.offers[meeting.rank])
 
     @property
     def runtime(self) -> Runtime:
@@ -67,9 +71,9 @@ class DeviceMemory:
         """Peers whose memory is mapped."""
         return sorted(self._mapped)
 
-    def refusal(self, peer: int, offer: str) -> str:
+    def refusal(self, peer: int, text: str) -> str:
         """Keep the peer's offer; why the two cannot share memory, "" if they can."""
-        record: dict[str, Any] = json.loads(offer)
+        record: dict[str, Any] = json.loads(text)
         self.offers[peer] = Offer(**record)
         first, second = sorted((self._meeting.rank, peer))
         for rank in (first, second):
@@ -85,9 +89,9 @@ class DeviceMemory:
 
     def map(self, peer: int) -> None:
         """Map a peer's memory and enter it in the table that kernels read."""
-        offer = self.offers[peer]
-        flags = self.runtime.open(bytes.fromhex(offer.flags))
-        data = self.runtime.open(bytes.fromhex(offer.data))
+        theirs = self.offers[peer]
+        flags = self.runtime.open(bytes.fromhex(theirs.flags))
+        data = self.runtime.open(bytes.fromhex(theirs.data))
         self._mapped[peer] = flags, data
         self._enter(peer, flags, data)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator
+from contextlib import suppress
 from typing import Protocol
 
 from tp3.comm.errors import R4DError
@@ -20,8 +21,11 @@ from tp3.comm.transport.bootstrap import POLL_SECONDS, Meeting
 class Memory(Protocol):
     """What is shared."""
 
-    def refusal(self, peer: int, offer: str) -> str:
-        """Why the two cannot share memory ("": they can), as both conclude from both offers."""
+    def refusal(self, peer: int, text: str) -> str:
+        """Why the two cannot share memory ("": they can), as both conclude from both offers.
+
+        text: the peer's.
+        """
 
     def map(self, peer: int) -> None:
         """Make the peer's memory reachable. Errors: R4DError."""
@@ -49,40 +53,51 @@ class Pairs:
     @property
     def connected(self) -> list[int]:
         """Peers that nothing is wrong with."""
-        return sorted(peer for peer, fault in self._faults.items() if not fault)
+        return sorted(peer for peer, fault in list(self._faults.items()) if not fault)
+
+    @property
+    def involved(self) -> list[int]:
+        """Those, and peers that are being connected. For any thread."""
+        return sorted({*self.connected, *list(self._open)})
 
     def connect(self, ranks: Collection[int], probe: Callable[[int], Probe]) -> None:
         """Connect with ``ranks``, and with whoever has asked meanwhile; probe(peer) starts one.
 
         Errors: R4DError, on both ends of a pair with the same reason; of several the lowest rank's.
         """
-        deadline = time.monotonic() + self._meeting.timeout.total_seconds()
-        while True:
-            self._move(ranks, probe)
-            missing = [rank for rank in ranks if rank not in self._faults]
-            if not missing and not self._open:
-                break
-            if self._meeting.check is not None:
-                self._meeting.check()
-            if time.monotonic() > deadline:
-                self._give_up({*missing, *self._open})
-                break
-            time.sleep(POLL_SECONDS)
+        try:
+            self._settle(ranks, probe)
+        except BaseException as error:
+            self._give_up(ranks, _text(error))
+            raise
         for rank in sorted(ranks):
             if self._faults[rank]:
                 raise R4DError(f"r4d: {self._faults[rank]}")
 
-    def _give_up(self, late: Collection[int]) -> None:
-        """Tell ``late`` peers, who find it when they come, that they came too late."""
-        for peer in late:
-            fault = (
-                f"rank {peer} did not connect its device memory with rank {self._meeting.rank} "
-                f"within {self._meeting.timeout.total_seconds():g} s"
-            )
-            for stage in ("mapped", "probed"):
-                self._meeting.store.set(f"device/{stage}/{self._meeting.rank}/{peer}", fault)
-            self._faults[peer] = fault
+    def _settle(self, ranks: Collection[int], probe: Callable[[int], Probe]) -> None:
+        deadline = time.monotonic() + self._meeting.timeout.total_seconds()
+        while True:
+            self._move(ranks, probe)
+            if not self._open and all(rank in self._faults for rank in ranks):
+                return
+            if self._meeting.check is not None:
+                self._meeting.check()
+            if time.monotonic() > deadline:
+                seconds = f"{self._meeting.timeout.total_seconds():g} s"
+                self._give_up(ranks, f"the pair was not connected within {seconds}")
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _give_up(self, ranks: Collection[int], reason: str) -> None:
+        """Tell why to whoever is not connected, who finds it when it comes."""
+        me = self._meeting.rank
+        for peer in {*ranks, *self._open} - set(self._faults):
+            told = f"gave up rank {peer}: {reason}"
+            self._faults[peer] = f"rank {me}: {told}"
             self._open.pop(peer, None)
+            for stage in ("mapped", "probed"):
+                with suppress(RuntimeError):  # the store went first
+                    self._meeting.store.set(f"device/{stage}/{me}/{peer}", told)
 
     def _move(self, ranks: Collection[int], probe: Callable[[int], Probe]) -> None:
         """Move every pair on as far as it goes."""
@@ -116,7 +131,7 @@ class Pairs:
     def _mapped(self, peer: int) -> str:
         try:
             self._memory.map(peer)
-        except R4DError as error:
+        except Exception as error:
             return _text(error)
         return ""
 
@@ -126,7 +141,7 @@ class Pairs:
             while not started.ended():
                 yield
             return started.fault()
-        except RuntimeError as error:
+        except Exception as error:
             return _text(error)
 
     def _answer(self, stage: str, peer: int, mine: str) -> Generator[None, None, str]:
@@ -144,5 +159,6 @@ class Pairs:
         return self._meeting.store.check([f"device/{stage}/{peer}/{self._meeting.rank}"])
 
 
-def _text(error: RuntimeError) -> str:
-    return str(error).removeprefix("r4d: ")
+def _text(error: BaseException) -> str:
+    told = str(error).removeprefix("r4d: ")
+    return told if isinstance(error, R4DError) else f"{type(error).__name__}: {told}"

@@ -8,18 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tp3.comm.layout import DeviceLayout
 from tp3.comm.transport.device import DeviceTransport
 from tp3.comm.transport.device_kernels import exchange_table
 from tp3.comm.transport.streams import streams_of
 
 PROBE_BYTES = 256 << 10
-_SECONDS = 60.0
 
 
 def pattern(sender: int, receiver: int) -> Tensor:
     """[PROBE_BYTES] uint8 that no other pair sends."""
-    seed = torch.Generator().manual_seed(65536 * sender + receiver + 1)
-    return torch.randint(0, 256, (PROBE_BYTES,), dtype=torch.uint8, generator=seed)
+    seed = torch.Generator("cpu").manual_seed(65536 * sender + receiver + 1)
+    shape = (PROBE_BYTES,)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=seed, device="cpu")
 
 
 class PatternProbe:
@@ -34,11 +35,11 @@ class PatternProbe:
         self._stream = streams_of(transport.device).take()
         nothing = [(0, 0)] * transport.world_size
         sends, receives = list(nothing), list(nothing)
-        with torch.cuda.stream(self._stream), transport.waiting_at_most(_SECONDS):
+        with torch.cuda.stream(self._stream), transport.trial():
             self._sent = pattern(transport.rank, peer).to(transport.device)
             self._came = torch.zeros_like(self._sent)
             sends[peer], receives[peer] = _place(self._sent), _place(self._came)
-            exchange_table(transport, sends, receives)
+            exchange_table(transport, sends, receives, sticky=DeviceLayout.TRIAL)
 
     def ended(self) -> bool:
         return bool(self._stream.query())
@@ -48,9 +49,7 @@ class PatternProbe:
         with torch.cuda.stream(self._stream):
             came = self._came.cpu()
         streams_of(self._transport.device).give_back([self._stream])
-        with self._transport.waiting_at_most(_SECONDS):
-            fault = self._transport.wrong()
-        return fault or _difference(self._peer, self._transport.rank, came)
+        return self._transport.wrong() or _difference(self._peer, self._transport.rank, came)
 
 
 def _place(data: Tensor) -> tuple[int, int]:
