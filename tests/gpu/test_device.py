@@ -328,7 +328,7 @@ def a_self_test_that_hears_nothing(rank, world_size):
     from tp3.comm import device as device_side
     from tp3.comm.transport import device, probe
 
-    device._TRIAL_SECONDS = 2.0
+    device._TRIAL_SECONDS = 2.0  # read when a transport is made
     place = probe._place
     if rank == 1:
 

@@ -86,7 +86,7 @@ class Interpreted:
         self.kernels = device_kernels()
         self.max_blocks = 4
         self.limit_seconds = LIMIT_SECONDS
-        self.page = np.zeros(64, np.int32)
+        self.page, self.trial_page = np.zeros(64, np.int32), np.zeros(64, np.int32)
         self._tables: list[Any] = []
         self.memories = [
             (
@@ -116,15 +116,17 @@ class Interpreted:
     def kernel(self, key: Any, make: Callable[[], Kept]) -> Kept:
         return make()
 
-    def start(self, kept: Kept, grid: tuple[int, int], *args: int) -> None:
-        kept(grid, (self.flags, *args, int(self.limit_seconds * 1e9), self.page.ctypes.data), 0)
+    def start(self, kept: Kept, grid: tuple[int, int], *args: int, trial: bool = False) -> None:
+        page = self.trial_page if trial else self.page
+        kept(grid, (self.flags, *args, int(self.limit_seconds * 1e9), page.ctypes.data), 0)
 
     def start_with_table(
-        self, kept: Kept, grid: tuple[int, int], rows: Sequence[int], place: int, *args: int
-    ) -> None:
+        self, kept: Kept, grid: tuple[int, int], rows: Sequence[int], place: int, *args: int,
+        trial: bool = False,
+    ) -> None:  # fmt: skip
         table = np.array(rows, np.int64)
         self._tables.append(table)
-        self.start(kept, grid, *args[:place], table.ctypes.data, *args[place:])
+        self.start(kept, grid, *args[:place], table.ctypes.data, *args[place:], trial=trial)
 
 
 def create(folder: Path, layout: DeviceLayout, start: int = 0) -> None:

@@ -114,6 +114,27 @@ def test_the_host_can_end_a_wait(interpreter, tmp_path, word):
     assert interpreter.alone(aborted, tmp_path, word) == dict.fromkeys(KINDS, (TIMED_OUT, True))
 
 
+def failed_on_trial(folder):
+    """A message that does not come fails what is on trial, not the group."""
+    t = Alone(folder, 0, 2)
+    t.limit_seconds = SHORT_SECONDS
+    out = Guarded(NUMEL, torch.float32)
+    nothing = [(0, 0), (0, 0)]
+    takes = [(0, 0), (out.view.data_ptr(), 4 * NUMEL)]
+    t.kernels.exchange_table(t, nothing, takes, trial=True)
+    sticky, tried = t.words[t.layout.STICKY // 4], t.words[t.layout.TRIAL // 4]
+    assert (int(sticky), int(tried)) == (0, 1)
+    assert not t.page.any()
+    return lost(out.view), t.trial_page[CODE : SEQUENCE + 1].tolist(), t.trial_page[LATE:][:2]
+
+
+def test_what_is_on_trial_fails_alone(interpreter, tmp_path):
+    gone, report, late = interpreter.alone(failed_on_trial, tmp_path)
+    assert gone
+    assert report == [TIMED_OUT, KINDS["exchange"], 1]
+    assert late.tolist() == [0, 1]
+
+
 def another_block_fails(folder):
     """While this block waits, another one of the launch reports and makes it stick."""
     outcomes = {}

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,9 +51,8 @@ class DeviceTransport:
         self._host = host
         self._reason: R4DError | None = None
         self._kept: dict[Any, Kept] = {}
-        self._page, self._trial_page = Page(), Page()
+        self._page, self._trial_page = Page(), Page(_TRIAL_SECONDS)
         self._words = self._page.words
-        self._told, self._longest_wait = self._page.address, math.inf  # of what starts next
         self._tables = Tables()
         self._memory = DeviceMemory(meeting, self.layout, device)
         self._pairs = Pairs(meeting, self._memory)
@@ -101,33 +99,34 @@ class DeviceTransport:
                 kept = self._kept[key] = make()
         return kept
 
-    def start(self, kept: Kept, grid: tuple[int, int], *args: int) -> None:
+    def start(
+        self, kept: Kept, grid: tuple[int, int], *args: int, page: Page | None = None
+    ) -> None:
         """Start a kernel on the current stream; its first argument, the flags, and its last two,
         time limit and page, are added here.
         """
-        stream = _current_stream(self.device.index)
-        limit = int(min(self._host.timeout, self._longest_wait) * 1e9)
-        kept(grid, (self._memory.flags, *args, limit, self._told), stream)
+        stream, page = _current_stream(self.device.index), page or self._page
+        limit = int(min(self._host.timeout, page.longest_wait) * 1e9)
+        kept(grid, (self._memory.flags, *args, limit, page.address), stream)
 
     def start_with_table(
-        self, kept: Kept, grid: tuple[int, int], rows: Sequence[int], place: int, *args: int
+        self,
+        kept: Kept,
+        grid: tuple[int, int],
+        rows: Sequence[int],
+        place: int,
+        *args: int,
+        trial: bool = False,
     ) -> None:
         """``start`` with the address of ``rows`` (int64) as argument ``place``; the table stays as
-        it is until the kernel has ended, or for ever if it is captured.
+        it is until the kernel has ended, or for ever if it is captured. trial: the kernel reports
+        on a page of its own, and waits a minute at most.
         """
         with self._memory.runtime.relaxed():
             address = self._tables.put(rows)
-        self.start(kept, grid, *args[:place], address, *args[place:])
+        page = self._trial_page if trial else self._page
+        self.start(kept, grid, *args[:place], address, *args[place:], page=page)
         self._tables.read()
-
-    @contextmanager
-    def trial(self) -> Iterator[None]:
-        """Kernels started within have a page of their own, and wait a minute at most."""
-        self._told, self._longest_wait = self._trial_page.address, _TRIAL_SECONDS
-        try:
-            yield
-        finally:
-            self._told, self._longest_wait = self._page.address, math.inf
 
     def next_tag(self) -> int:
         """The number of a collective that moves data, alike on all ranks: what one rank sends and
@@ -158,8 +157,11 @@ class DeviceTransport:
 
     def wrong(self) -> str:
         """What a kernel has reported on trial; "" for nothing."""
-        words, limit = self._trial_page.words, min(self._host.timeout, _TRIAL_SECONDS)
-        return str(self._error(words, limit)).removeprefix("r4d: ") if words[_CODE] else ""
+        page = self._trial_page
+        limit = min(self._host.timeout, page.longest_wait)
+        return (
+            str(self._error(page.words, limit)).removeprefix("r4d: ") if page.words[_CODE] else ""
+        )
 
     def stop(self) -> None:
         """Watch the peers no longer."""
@@ -210,7 +212,8 @@ class DeviceTransport:
 class Page:
     """Pinned memory: what kernels report, and what the host tells them. Errors: RuntimeError."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_wait: float = math.inf) -> None:
+        self.longest_wait = longest_wait
         page = torch.zeros(_PAGE_WORDS, dtype=torch.int32, device="cpu", pin_memory=True)
         self.address, self.words = page.data_ptr(), page.numpy()
 

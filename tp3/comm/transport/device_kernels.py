@@ -173,18 +173,19 @@ def exchange_table(
     receives: Sequence[tuple[int, int]],
     *,
     tag: int = 0,
-    sticky: int = DeviceLayout.STICKY,
+    trial: bool = False,
 ) -> None:
     """Messages of any sizes: for each rank the address and bytes of what goes there, and of what
-    comes from it. 0 bytes: nothing, on both ends. sticky: where a failure is kept.
+    comes from it. 0 bytes: nothing, on both ends. trial: failing does not fail the group.
     """
     rows = [number for pair in (*sends, *receives) for number in pair]
+    sticky = DeviceLayout.TRIAL if trial else DeviceLayout.STICKY
     kept, limit = _exchange(transport, rows, COLLECTIVES, table=1, sticky=sticky)
     chunks = -(-max(rows[1::2]) // DeviceLayout.CHUNK_BYTES)
     if chunks:
         grid = (2 * transport.world_size, min(chunks, limit))
         more = (0, tag, COLLECTIVES, limit, transport.rank)
-        transport.start_with_table(kept, grid, rows, 5, 0, 0, 0, 0, 0, *more)
+        transport.start_with_table(kept, grid, rows, 5, 0, 0, 0, 0, 0, *more, trial=trial)
 
 
 def shape_of(algorithm: str, op: str, world_size: int) -> Shape:

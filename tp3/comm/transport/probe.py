@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tp3.comm.layout import DeviceLayout
 from tp3.comm.transport.device import DeviceTransport
 from tp3.comm.transport.device_kernels import exchange_table
 from tp3.comm.transport.streams import streams_of
@@ -35,11 +34,11 @@ class PatternProbe:
         self._stream = streams_of(transport.device).take()
         nothing = [(0, 0)] * transport.world_size
         sends, receives = list(nothing), list(nothing)
-        with torch.cuda.stream(self._stream), transport.trial():
+        with torch.cuda.stream(self._stream):
             self._sent = pattern(transport.rank, peer).to(transport.device)
             self._came = torch.zeros_like(self._sent)
             sends[peer], receives[peer] = _place(self._sent), _place(self._came)
-            exchange_table(transport, sends, receives, sticky=DeviceLayout.TRIAL)
+            exchange_table(transport, sends, receives, trial=True)
 
     def ended(self) -> bool:
         return bool(self._stream.query())
