@@ -49,12 +49,16 @@ class Rank:
             timeout=timeout,
             check=self.check,
         )
-        self.mapped = []
-        self.pairs = Pairs(self.meeting, self)
+        self.mapped, self.wrong = [], ""
+        self.pairs = Pairs(self.meeting, self, lambda: self.wrong)
         world.store.set(f"device/offer/{rank}", f"of {rank}")
 
     def connect(self, *ranks):
         self.pairs.connect(ranks, lambda peer: Probe(self.world, self.rank, peer))
+
+    def sees(self, key):
+        """Wait for what another rank says."""
+        self.world.store.wait([f"device/{key}"], timedelta(seconds=PATIENCE))
 
     def check(self):
         if self.dead.is_set():
@@ -125,9 +129,10 @@ def test_all_at_once_and_one_after_another_meet():
 def test_whoever_waits_serves_and_does_not_leave_a_pair_half_connected():
     """Rank 2 asks rank 0, which wants rank 1 only, and does nothing afterwards."""
 
-    def wants(peer, after=0.0):
+    def wants(peer, after=None):
         def plan(rank):
-            time.sleep(after)
+            if after is not None:
+                rank.sees(after)
             rank.connect(peer)
             return rank.pairs.connected
 
@@ -135,7 +140,7 @@ def test_whoever_waits_serves_and_does_not_leave_a_pair_half_connected():
 
     world = World(3)
     world.slow[2, 0] = 0.6  # so that rank 0 has all it wants before
-    assert world.run(wants(1), wants(0, after=0.2), wants(0)) == [[1, 2], [0], [0]]
+    assert world.run(wants(1), wants(0, after="mapped/0/2"), wants(0)) == [[1, 2], [0], [0]]
 
 
 def test_a_pair_that_nobody_asked_for_stays_apart():
@@ -178,7 +183,7 @@ def test_a_peer_that_comes_too_late_is_named_and_hears_so():
     world = World(3, timeout=1.0)
 
     def late(rank):
-        time.sleep(2.0)
+        rank.sees("probed/0/1")
         rank.connect(0)
 
     def two(rank):
@@ -187,7 +192,7 @@ def test_a_peer_that_comes_too_late_is_named_and_hears_so():
         rank.connect(2)  # the pair that was given up holds up no other
 
     def third(rank):
-        time.sleep(1.5)
+        rank.sees("probed/0/1")
         rank.connect(0)
 
     first, second, last = world.run(two, late, third)
@@ -203,6 +208,21 @@ def test_a_peer_that_is_too_slow_in_the_middle_hears_so():
     first, second = world.run(lambda rank: rank.connect(1), lambda rank: rank.connect(0))
     assert str(first) == "r4d: rank 0: gave up rank 1: the pair was not connected within 1 s"
     assert str(second) == str(first)
+
+
+def test_after_a_failed_self_test_no_other_is_begun():
+    """Which would fail too, and with it its peer's others."""
+    world = World(3)
+
+    def broken(rank):
+        rank.wrong = "nothing came"
+        with pytest.raises(R4DError, match="rank 0: an earlier self-test failed: nothing came"):
+            rank.connect(2)
+
+    first, _, last = world.run(broken, lambda rank: None, lambda rank: rank.connect(0))
+    assert first is None
+    assert str(last) == "r4d: rank 0: an earlier self-test failed: nothing came"
+    assert world.began == []
 
 
 class Broken(Exception):

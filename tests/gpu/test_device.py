@@ -433,7 +433,7 @@ def destroyed_while_a_message_waits(rank, world_size):
 
 def test_destroying_a_group_does_not_wait_for_messages_that_never_come():
     for told in on_gpus(destroyed_while_a_message_waits, world_size=2):
-        assert any("a call was pending when its group was destroyed" in text for text in told)
+        assert any("a message was pending when its group was destroyed" in text for text in told)
 
 
 def made_in_inference_mode(rank, world_size):

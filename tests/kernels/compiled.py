@@ -67,7 +67,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.made = kernel, constants, num_warps, max_registers
 
-    def start(self, *args: Any, trial: bool = False) -> None:
+    def start(self, *args: Any, page: str = "") -> None:
         """Nothing runs."""
 
     start_with_table = start

@@ -116,17 +116,17 @@ class Interpreted:
     def kernel(self, key: Any, make: Callable[[], Kept]) -> Kept:
         return make()
 
-    def start(self, kept: Kept, grid: tuple[int, int], *args: int, trial: bool = False) -> None:
-        page = self.trial_page if trial else self.page
-        kept(grid, (self.flags, *args, int(self.limit_seconds * 1e9), page.ctypes.data), 0)
+    def start(self, kept: Kept, grid: tuple[int, int], *args: int, page: str = "calls") -> None:
+        told = self.trial_page if page == "trial" else self.page
+        kept(grid, (self.flags, *args, int(self.limit_seconds * 1e9), told.ctypes.data), 0)
 
     def start_with_table(
         self, kept: Kept, grid: tuple[int, int], rows: Sequence[int], place: int, *args: int,
-        trial: bool = False,
+        page: str = "calls",
     ) -> None:  # fmt: skip
         table = np.array(rows, np.int64)
         self._tables.append(table)
-        self.start(kept, grid, *args[:place], table.ctypes.data, *args[place:], trial=trial)
+        self.start(kept, grid, *args[:place], table.ctypes.data, *args[place:], page=page)
 
 
 def create(folder: Path, layout: DeviceLayout, start: int = 0) -> None:

@@ -3,6 +3,7 @@ pushes nothing any more. An abort word ends a wait early; a message of another s
 """
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -112,6 +113,22 @@ def aborted(folder, word):
 @pytest.mark.parametrize("word", [1, 2])
 def test_the_host_can_end_a_wait(interpreter, tmp_path, word):
     assert interpreter.alone(aborted, tmp_path, word) == dict.fromkeys(KINDS, (TIMED_OUT, True))
+
+
+def hurried(folder):
+    """A word of haste does not end a wait that has only begun."""
+    t = Alone(folder, 0, 2)
+    t.limit_seconds, t.page[0] = 86_400, 2
+    start = time.monotonic()
+    host = threading.Timer(0.3, t.page.__setitem__, (0, 1))
+    host.start()
+    call(t, "exchange")
+    host.join()
+    return time.monotonic() - start
+
+
+def test_haste_gives_a_wait_half_a_minute(interpreter, tmp_path):
+    assert interpreter.alone(hurried, tmp_path) >= 0.3
 
 
 def failed_on_trial(folder):

@@ -147,13 +147,18 @@ def batch(rank, world_size):
 def coalesced(rank, world_size):
     """Gloo does not know this form."""
     before, after = neighbours(rank, world_size)
-    mine, outs = torch.full((50,), float(rank)), [torch.empty(50) for _ in range(3)]
-    with dist._coalescing_manager(device=mine.device, async_ops=True) as manager:
-        for out in outs:
-            dist.isend(mine, after)
+    outs = [poisoned(50, F32) for _ in range(3)]
+    if rank == 0:
+        time.sleep(0.3)
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
+        for number, out in enumerate(outs):
+            dist.isend(torch.full((50,), float(rank + 10 * number)), after)
             dist.irecv(out, before)
+    (work,) = manager.works
+    work.get_future().wait()
+    assert all((out == before + 10 * number).all() for number, out in enumerate(outs))
+    assert work.is_completed()
     manager.wait()
-    assert all((out == before).all() for out in outs)
 
 
 def test_messages_in_a_coalescing_manager(ranks):

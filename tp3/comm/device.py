@@ -68,6 +68,14 @@ class DeviceSide:
         if self.transport is not None:
             self.transport.check()
 
+    def _check_all(self) -> None:
+        """The same, and that no peer is gone, connected or not."""
+        self.check()
+        assert isinstance(self._host, HostTransport)
+        problem = self._host.problem(self._host.peers, "connecting")
+        if problem is not None:
+            raise self._host.fail(problem)
+
     def reachable(self) -> bool:
         """Whether all ranks share device memory; the first call, which all make, finds out."""
         if self._connected or self.problem is not None:
@@ -76,7 +84,8 @@ class DeviceSide:
             if not self._connected and self.problem is None:
                 _refuse_capture()
                 try:
-                    self._meeting.vote("device/ready", self._connect_all)
+                    meeting = replace(self._meeting, check=self._check_all)
+                    meeting.vote("device/ready", self._connect_all)
                     self._connected = True
                 except R4DError as error:
                     self._raise_if_failed(error)
@@ -157,15 +166,16 @@ class DeviceSide:
         """
         transport, self.transport = self.transport, None
         if transport is None:
+            self.queue.give_back()
             return
         failed = self._host.failure is not None
         if failed:
             transport.abort(R4DError(str(self._host.failure)))
         transport.hurry()
         self.queue.drain()
-        if transport.reported() and not failed:
-            logger.error("r4d: a call was pending when its group was destroyed: %s",
-                         transport.reported().removeprefix("r4d: "))  # fmt: skip
+        if transport.unsent() and not failed:
+            told = "r4d: a message was pending when its group was destroyed: %s"
+            logger.error(told, transport.unsent())
         peers = transport.mapped
         met = not failed and self._meet("drained", peers, timeout)
         with current(self.device):
@@ -211,6 +221,7 @@ class DeviceSide:
                 self.transport = DeviceTransport(self._meeting, self._host, self.device)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
+                self._no_pairs = True  # for ever: peers read an offer once
                 offer(self._meeting, Offer(error=reason))  # or the peers would wait for it
                 raise R4DError(f"r4d: {reason}") from error
         transport = self.transport

@@ -154,8 +154,15 @@ class DeviceQueue:
         """Let the host wait for everything that was issued."""
         torch.cuda.synchronize(self._device)
         self._held.clear()
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let the streams go, once what runs on them has ended."""
         sides, self._sides, self._last, self._raw = self._sides, {}, None, None
-        streams_of(self._device).give_back(sides.values())
+        for side in sides.values():
+            side.synchronize()
+        if sides:
+            streams_of(self._device).give_back(sides.values())
 
     def _beside(
         self, call: Callable[[], None], result: Sequence[Tensor], lane: Any, *, ordered: bool

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _EXIT_SECONDS = 1.0
+_MOST_COALESCED = 1024  # then those that have ended are left out: an error may have left it open
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 
 
@@ -187,6 +188,8 @@ class Group:
         """To be called with the work of each call: calls may be coalesced."""
         if self._coalesced is not None:
             self._coalesced.append(work)
+            if len(self._coalesced) > _MOST_COALESCED:
+                self._coalesced = [each for each in self._coalesced if not each.is_completed()]
         return work
 
     def start_coalescing(self) -> None:

@@ -122,6 +122,10 @@ class Joined(Work):
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
 
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        futures = [work.get_future() for work in self._works]
+        return torch.futures.collect_all(futures).then(lambda _: self._result)
+
     def exception(self) -> BaseException | None:
         return next((e for e in (work.exception() for work in self._works) if e), None)
 

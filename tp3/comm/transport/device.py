@@ -34,6 +34,7 @@ _MISMATCH = 2
 _KINDS = {1: "one-shot", 2: "two-shot", 3: "sentinel", 4: "exchange"}
 _TABLES = 64
 _TRIAL_SECONDS = 60.0
+_HURRY_SECONDS = 30.0  # ``primitives.HURRY_NS``
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", id)
 
 
@@ -51,11 +52,12 @@ class DeviceTransport:
         self._host = host
         self._reason: R4DError | None = None
         self._kept: dict[Any, Kept] = {}
-        self._page, self._trial_page = Page(), Page(_TRIAL_SECONDS)
-        self._words = self._page.words
+        self._pages = {"calls": Page(), "messages": Page(), "trial": Page(_TRIAL_SECONDS)}
+        self._words = self._pages["calls"].words
+        self._message_words = self._pages["messages"].words
         self._tables = Tables()
         self._memory = DeviceMemory(meeting, self.layout, device)
-        self._pairs = Pairs(meeting, self._memory)
+        self._pairs = Pairs(meeting, self._memory, self.wrong)
         self._stop = threading.Event()
         self._watcher = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._stop), name="r4d-watch", daemon=True
@@ -99,15 +101,16 @@ class DeviceTransport:
                 kept = self._kept[key] = make()
         return kept
 
-    def start(
-        self, kept: Kept, grid: tuple[int, int], *args: int, page: Page | None = None
-    ) -> None:
+    def start(self, kept: Kept, grid: tuple[int, int], *args: int, page: str = "calls") -> None:
         """Start a kernel on the current stream; its first argument, the flags, and its last two,
         time limit and page, are added here.
+
+        page: where it reports. "messages" are not waited for when a group is destroyed; what is on
+        "trial" waits a minute at most, and fails without failing the group.
         """
-        stream, page = _current_stream(self.device.index), page or self._page
-        limit = int(min(self._host.timeout, page.longest_wait) * 1e9)
-        kept(grid, (self._memory.flags, *args, limit, page.address), stream)
+        stream, told = _current_stream(self.device.index), self._pages[page]
+        limit = int(min(self._host.timeout, told.longest_wait) * 1e9)
+        kept(grid, (self._memory.flags, *args, limit, told.address), stream)
 
     def start_with_table(
         self,
@@ -116,15 +119,13 @@ class DeviceTransport:
         rows: Sequence[int],
         place: int,
         *args: int,
-        trial: bool = False,
+        page: str = "calls",
     ) -> None:
         """``start`` with the address of ``rows`` (int64) as argument ``place``; the table stays as
-        it is until the kernel has ended, or for ever if it is captured. trial: the kernel reports
-        on a page of its own, and waits a minute at most.
+        it is until the kernel has ended, or for ever if it is captured.
         """
         with self._memory.runtime.relaxed():
             address = self._tables.put(rows)
-        page = self._trial_page if trial else self._page
         self.start(kept, grid, *args[:place], address, *args[place:], page=page)
         self._tables.read()
 
@@ -137,31 +138,29 @@ class DeviceTransport:
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call. Errors: R4DError, and ever after."""
-        if self._words[_CODE] or self._reason is not None or self._host.failure is not None:
+        told = self._words[_CODE] or self._message_words[_CODE]
+        if told or self._reason is not None or self._host.failure is not None:
             self._raise()
 
     def abort(self, reason: R4DError) -> None:
         """End kernels that wait, and every later one; their outputs are all ones."""
         if self._reason is None:
             self._reason = reason
-        self._tell(_STOP)
+        self._stop_all()
 
     def hurry(self) -> None:
-        """The group is being destroyed: no kernel is to wait for longer than half a minute."""
-        self._tell(_HURRY)
+        """The group is being destroyed: no message is to wait for longer than half a minute."""
+        words = self._message_words
+        if words[_ABORT] != _STOP:
+            words[_ABORT] = _HURRY
 
-    def reported(self) -> str:
-        """What a kernel has reported; "" for nothing."""
-        words = self._words
-        return str(self._error(words, self._host.timeout)) if words[_CODE] else ""
+    def unsent(self) -> str:
+        """What a message has reported since; "" for nothing."""
+        return self._told("messages", _HURRY_SECONDS)
 
     def wrong(self) -> str:
         """What a kernel has reported on trial; "" for nothing."""
-        page = self._trial_page
-        limit = min(self._host.timeout, page.longest_wait)
-        return (
-            str(self._error(page.words, limit)).removeprefix("r4d: ") if page.words[_CODE] else ""
-        )
+        return self._told("trial", _TRIAL_SECONDS)
 
     def stop(self) -> None:
         """Watch the peers no longer."""
@@ -182,16 +181,20 @@ class DeviceTransport:
         if problem is not None:
             self.abort(problem)
 
-    def _tell(self, what: int) -> None:
-        for page in (self._page, self._trial_page):
-            if page.words[_ABORT] != _STOP:
-                page.words[_ABORT] = what
+    def _stop_all(self) -> None:
+        for page in self._pages.values():
+            page.words[_ABORT] = _STOP
+
+    def _told(self, page: str, seconds: float) -> str:
+        words, limit = self._pages[page].words, min(self._host.timeout, seconds)
+        return str(self._error(words, limit)).removeprefix("r4d: ") if words[_CODE] else ""
 
     def _raise(self) -> None:
-        self._tell(_STOP)
+        self._stop_all()
         if self._host.failure is not None:
             raise R4DError(f"r4d: the group is unusable since {self._host.failure}")
-        raise self._host.fail(self._reason or self._error(self._words, self._host.timeout))
+        words = self._words if self._words[_CODE] else self._message_words
+        raise self._host.fail(self._reason or self._error(words, self._host.timeout))
 
     def _error(self, words: Any, limit: float) -> R4DError:
         kind, sequence = _KINDS[int(words[_KIND])], int(words[_SEQUENCE]) & 0xFFFFFFFF

@@ -156,7 +156,8 @@ def exchange(
     chunks = -(-num_bytes // DeviceLayout.CHUNK_BYTES)
     first, count = lanes
     more = (first, tag, channels, limit, transport.rank)
-    transport.start(kept, (count, min(chunks, limit)), *numbers, 0, *more)
+    page = "messages" if channels == MESSAGES else "calls"
+    transport.start(kept, (count, min(chunks, limit)), *numbers, 0, *more, page=page)
 
 
 def load_exchange(transport: DeviceTransport) -> None:
@@ -185,7 +186,8 @@ def exchange_table(
     if chunks:
         grid = (2 * transport.world_size, min(chunks, limit))
         more = (0, tag, COLLECTIVES, limit, transport.rank)
-        transport.start_with_table(kept, grid, rows, 5, 0, 0, 0, 0, 0, *more, trial=trial)
+        page = "trial" if trial else "calls"
+        transport.start_with_table(kept, grid, rows, 5, 0, 0, 0, 0, 0, *more, page=page)
 
 
 def shape_of(algorithm: str, op: str, world_size: int) -> Shape:

@@ -41,11 +41,12 @@ class Probe(Protocol):
 
 
 class Pairs:
-    """One rank's pairs."""
+    """One rank's pairs. ``wrong``: why no more of them can be tested, "" while they can."""
 
-    def __init__(self, meeting: Meeting, memory: Memory) -> None:
+    def __init__(self, meeting: Meeting, memory: Memory, wrong: Callable[[], str]) -> None:
         self._meeting = meeting
         self._memory = memory
+        self._wrong = wrong
         self._peers = peers(meeting.rank, meeting.world_size)
         self._open: dict[int, Generator[None, None, str]] = {}
         self._faults: dict[int, str] = {}  # of pairs that are connected ("") or will never be
@@ -129,6 +130,9 @@ class Pairs:
         return fault
 
     def _mapped(self, peer: int) -> str:
+        wrong = self._wrong()
+        if wrong:
+            return f"an earlier self-test failed: {wrong}"
         try:
             self._memory.map(peer)
         except Exception as error:
