@@ -1,13 +1,10 @@
-"""r4d on the GPUs at hand: graphs, streams, failures, and what is left afterwards.
+"""r4d on the GPUs at hand: graphs, streams, messages, and the ways in which PyTorch is used.
 
 Three ranks share the GPUs there are; without MPS their contexts take turns of some milliseconds.
 The sums themselves are tested by `TP3_TEST_DEVICE=cuda pytest tests/ranks/test_exact.py` and its
 neighbours.
 """
 
-import logging
-import os
-import signal
 import time
 from datetime import timedelta
 
@@ -15,41 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks.test_exact import expected, inputs_of
-from tp3.comm.errors import CollectiveTimeout, Disagreement, R4DError
-from tp3.comm.launch import launch
+from tests.gpu.ranks import MARKS, SIZES, Sums, group, on_gpus
+from tp3.comm.errors import Disagreement, R4DError
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU"),
-    pytest.mark.timeout(300),
-]
-W = 3
-SIZES = [8, 1000, 4096, 131_072, 1_000_000]  # sentinel, one-shot and two-shot; two are unaligned
-SOON = 8.0
-
-
-def on_gpus(function, *args, world_size=W, **options):
-    return launch(function, world_size, *args, device="cuda", start="spawn", **options)
-
-
-def group():
-    return dist.group.WORLD.group
-
-
-class Sums:
-    """All-reduces of seeded bf16 data whose canonical sum is known."""
-
-    def __init__(self, rank):
-        self.inputs = inputs_of("cancelling", torch.bfloat16, W)
-        self.total = expected("cancelling", torch.bfloat16, W)
-        self.rank = rank
-
-    def fill(self, x, start):
-        """Put other data into x; what they will sum to."""
-        rows = slice(start, start + x.numel())
-        x.copy_(torch.from_numpy(self.inputs[self.rank][rows]))
-        return torch.from_numpy(self.total[rows]).to(torch.bfloat16)
+pytestmark = MARKS
 
 
 def graphs_and_eager_calls(rank, world_size):
@@ -138,24 +104,6 @@ def test_messages_overtake_collectives(loading):
     on_gpus(an_early_receive, env={"CUDA_MODULE_LOADING": loading})
 
 
-def first_messages(rank, world_size, step):
-    """The first receive waits on the device while the first send, of other alignment, starts."""
-    before, after = (rank - step) % world_size, (rank + step) % world_size
-    came = torch.empty(8 if before else 1, device="cuda")
-    sent = torch.full((8 if rank else 1,), float(rank), device="cuda")
-    receiving = dist.irecv(came, before)
-    sending = dist.isend(sent, after)
-    receiving.wait()
-    sending.wait()
-    assert (came == before).all()
-    assert not any(name.endswith("through-host") for name in group().stats())
-
-
-@pytest.mark.parametrize(("world_size", "step"), [(3, 1), (3, -1), (4, 1)])
-def test_a_ring_of_first_messages_connects_and_loads_before_one_waits(world_size, step):
-    on_gpus(first_messages, step, world_size=world_size)
-
-
 def others_go_on(rank, world_size):
     """More streams than torch has: while a message waits, work on any of them goes on."""
     peer, came = 1 - rank, torch.empty(8, device="cuda")
@@ -180,200 +128,6 @@ def test_a_message_that_waits_holds_up_no_stream_of_torch():
     on_gpus(others_go_on, world_size=2, timeout=60)
 
 
-def absent(rank, world_size):
-    x = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
-    dist.all_reduce(x)
-    torch.cuda.synchronize()
-    dist.barrier()
-    group().set_timeout(timedelta(seconds=2))
-    if rank == 2:
-        time.sleep(6)
-        return ""
-    y, z = torch.ones(4096, dtype=torch.bfloat16, device="cuda"), x.clone()
-    dist.all_reduce(y)
-    torch.cuda.synchronize()
-    assert y.isnan().all()
-    with pytest.raises(CollectiveTimeout) as error:
-        dist.all_reduce(z)
-    with pytest.raises(R4DError, match="unusable"):
-        dist.all_reduce(z)
-    assert (torch.ones(8, device="cuda") * 2 == 2).all()
-    return str(error.value)
-
-
-def test_a_rank_that_does_not_come_is_named_and_the_sum_is_nan():
-    first, second, _ = on_gpus(absent)
-    for text in (first, second):
-        assert "reached its timeout of 2 s" in text
-        assert "rank(s) 2 did not arrive" in text
-
-
-def killed(rank, world_size):
-    x = torch.ones(1 << 20, device="cuda")
-    dist.all_reduce(x)
-    torch.cuda.synchronize()
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    start = time.monotonic()
-    dist.all_reduce(x)
-    torch.cuda.synchronize()
-    assert time.monotonic() - start < SOON
-    assert x.isnan().all()
-    with pytest.raises(R4DError, match=r"rank 1 .*died"):
-        dist.all_reduce(x)
-    assert (torch.ones(8, device="cuda") * 2 == 2).all()
-
-
-def test_a_rank_killed_while_kernels_wait_for_it():
-    on_gpus(killed, expect_dead=[1])
-    on_gpus(streams)  # the GPU is usable at once
-
-
-def killed_before(rank, world_size, message):
-    """The ranks have not yet shared their memory."""
-    torch.zeros(8, device="cuda")
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    start, x = time.monotonic(), torch.ones(1000, device="cuda")
-    with pytest.raises(R4DError, match=r"rank 1 .*died"):
-        dist.recv(x, 1) if message else dist.all_reduce(x)
-    assert time.monotonic() - start < SOON
-
-
-@pytest.mark.parametrize("message", [False, True])
-def test_a_rank_killed_before_its_memory_is_mapped(message):
-    on_gpus(killed_before, message, expect_dead=[1])
-
-
-def rounds(rank, world_size):
-    free = []
-    for turn in range(100):
-        made = dist.new_group()
-        x = torch.ones(4096, device="cuda")
-        dist.all_reduce(x, group=made)
-        assert (x == world_size).all()
-        dist.destroy_process_group(made)
-        torch.cuda.synchronize()
-        dist.barrier()
-        if turn >= 5:
-            free.append(torch.cuda.mem_get_info()[0])
-        dist.barrier()
-    return min(free[-5:]) - max(free[:5])
-
-
-def test_groups_leave_no_device_memory_behind():
-    """Looks at the memory of the whole GPU: nothing else may run on it."""
-    assert all(change > -(8 << 20) for change in on_gpus(rounds))
-
-
-def through_the_host(rank, world_size):
-    from tp3.comm import device
-
-    device._refusal = lambda host: "a test says so"
-    sums = Sums(rank)
-    for numel in SIZES:
-        x = torch.empty(numel, dtype=torch.bfloat16, device="cuda")
-        want = sums.fill(x, 3)
-        dist.all_reduce(x)
-        assert torch.equal(x.cpu(), want)
-    parts = [torch.empty(r + 1, device="cuda") for r in range(world_size)]
-    dist.all_gather(parts, torch.full((rank + 1,), float(rank), device="cuda"))
-    assert all((part == r).all() for r, part in enumerate(parts))
-    came = torch.empty(1000, device="cuda")
-    sending = dist.isend(torch.full_like(came, float(rank)), (rank + 1) % world_size)
-    dist.recv(came, (rank - 1) % world_size)
-    sending.wait()
-    assert (came == (rank - 1) % world_size).all()
-    for dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
-        sent = torch.arange(8, dtype=torch.uint8, device="cuda").view(dtype)
-        came = torch.zeros_like(sent)
-        sending = dist.isend(sent, (rank + 1) % world_size)
-        dist.recv(came, (rank - 1) % world_size)
-        sending.wait()
-        assert came.view(torch.uint8).equal(sent.view(torch.uint8))
-    assert all("through-host" in name for name in group().stats())
-
-
-def test_ranks_that_share_no_memory_go_through_the_host():
-    on_gpus(through_the_host)
-
-
-def a_pair_with_wrong_data(rank, world_size):
-    from tp3.comm.transport import probe
-
-    right, records = probe.pattern, []
-    if rank == 1:  # expects something else of rank 2, as if bytes had changed on the way
-        probe.pattern = lambda sender, receiver: (
-            right(sender, receiver) ^ (sender == 2 and receiver == 1)
-        )
-    handler = logging.Handler()
-    handler.emit = records.append
-    logging.getLogger("tp3.comm.device").addHandler(handler)
-    x = torch.ones(4096, device="cuda")
-    dist.all_reduce(x)
-    assert (x == world_size).all()
-    (record,) = records
-    return record.getMessage()
-
-
-def test_the_self_test_names_a_pair_and_all_ranks_fall_back():
-    for text in on_gpus(a_pair_with_wrong_data):
-        assert "data that rank 2 stores at rank 1 arrive wrong" in text
-
-
-def a_self_test_that_hears_nothing(rank, world_size):
-    """Rank 1 stores nothing at rank 2, as if its writes were lost."""
-    from tp3.comm import device as device_side
-    from tp3.comm.transport import device, probe
-
-    device._TRIAL_SECONDS = 2.0  # read when a transport is made
-    place = probe._place
-    if rank == 1:
-
-        class Silent(probe.PatternProbe):
-            def __init__(self, transport, peer):
-                probe._place = (lambda data: (0, 0)) if peer == 2 else place
-                super().__init__(transport, peer)
-
-        device_side.PatternProbe = Silent
-    sums = Sums(rank)
-    for numel in SIZES:
-        x = torch.empty(numel, dtype=torch.bfloat16, device="cuda")
-        want = sums.fill(x, 3)
-        dist.all_reduce(x)
-        assert torch.equal(x.cpu(), want)
-    return group().stats()
-
-
-def test_a_self_test_that_hears_nothing_leaves_the_group_usable():
-    for stats in on_gpus(a_self_test_that_hears_nothing):
-        assert all("through-host" in name for name in stats)
-
-
-def a_compiler_that_fails(rank, world_size):
-    from tp3.comm.transport import probe
-
-    class NoCompiler(Exception):
-        """Triton's errors are no RuntimeError either."""
-
-    def fails(*args, **options):
-        raise NoCompiler("no ptxas")
-
-    if rank == 1:
-        probe.exchange_table = fails
-    x = torch.full((1000,), rank + 1.0, device="cuda")
-    dist.all_reduce(x)
-    assert (x == 6).all()
-    return group().stats()
-
-
-def test_a_compiler_that_fails_on_one_rank_leaves_the_group_usable():
-    for stats in on_gpus(a_compiler_that_fails):
-        assert all("through-host" in name for name in stats)
-
-
 def everything_on_the_gpu_by_default(rank, world_size):
     torch.set_default_device("cuda")
     x = torch.full((1000,), rank + 1.0)
@@ -392,48 +146,6 @@ def everything_on_the_gpu_by_default(rank, world_size):
 
 def test_the_default_device_does_not_matter():
     on_gpus(everything_on_the_gpu_by_default)
-
-
-def one_leaves(rank, world_size):
-    """Two go on with messages long after the watch has seen the third leave."""
-    if rank == 2:
-        dist.destroy_process_group()
-        return
-    came = torch.empty(1000, device="cuda")
-    for turn in range(8):
-        mine = torch.full((1000,), float(rank + turn), device="cuda")
-        sending = dist.isend(mine, 1 - rank)
-        dist.recv(came, 1 - rank)
-        sending.wait()
-        assert (came == 1 - rank + turn).all()
-        time.sleep(0.2)
-
-
-def test_messages_go_on_when_a_third_rank_leaves():
-    on_gpus(one_leaves)
-
-
-def destroyed_while_a_message_waits(rank, world_size):
-    from triton.language import constexpr
-
-    from tp3.kernels import primitives
-
-    primitives.HURRY_NS = constexpr(2_000_000_000)
-    records, handler = [], logging.Handler()
-    handler.emit = records.append
-    logging.getLogger("tp3.comm.device").addHandler(handler)
-    x = torch.ones(1000, device="cuda")
-    dist.all_reduce(x)
-    dist.irecv(x, 1 - rank)
-    start = time.monotonic()
-    dist.destroy_process_group()
-    assert time.monotonic() - start < SOON
-    return [record.getMessage() for record in records]
-
-
-def test_destroying_a_group_does_not_wait_for_messages_that_never_come():
-    for told in on_gpus(destroyed_while_a_message_waits, world_size=2):
-        assert any("a message was pending when its group was destroyed" in text for text in told)
 
 
 def made_in_inference_mode(rank, world_size):
