@@ -160,11 +160,13 @@ class Interpreter:
 
     def ranks(
         self, function: Callable[..., Any], layout: DeviceLayout, folder: Path, *args: Any,
-        start: int = 0,
+        start: int = 0, expect_dead: Sequence[int] = (),
     ) -> list[Any]:  # fmt: skip
         """``function(rank, world_size, layout, folder, *args)`` on every rank, on fresh memory."""
         create(folder, layout, start)
-        forked = self._pool.submit(_forked, function, layout.world_size, layout, folder, *args)
+        forked = self._pool.submit(
+            _forked, function, layout.world_size, layout, folder, *args, expect_dead=expect_dead
+        )
         return forked.result()
 
     def alone(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -179,9 +181,13 @@ def _import() -> None:
     device_kernels()
 
 
-def _forked(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+def _forked(
+    function: Callable[..., Any], world_size: int, *args: Any, expect_dead: Sequence[int] = ()
+) -> list[Any]:
     try:
-        return launch(function, world_size, *args, init=False, timeout=80.0)
+        return launch(
+            function, world_size, *args, init=False, timeout=80.0, expect_dead=expect_dead
+        )
     except RankFailure as failure:  # cannot be pickled
         raise AssertionError(str(failure)) from None
 

@@ -111,7 +111,8 @@ def wrong_products(device="cpu"):
 
 def wrong_groups(device="cpu"):
     """How many elements ``grouped_fp8_linear`` has other than the reference where x picks a column:
-    each code at each place, with scales of their own. Rows of NaN must be NaN.
+    each code at each place (interpreted, at every fifth eight of places), with scales of their own.
+    Rows of NaN must be NaN.
     """
     made = torch.Generator().manual_seed(0)
     groups, rows, k = 2, 256, 656  # a slab and a part of one
@@ -121,7 +122,7 @@ def wrong_groups(device="cpu"):
     scale = (torch.rand(groups, rows // 128, -(-k // 128), generator=made) + 0.25).to(device)
     true = reference.fp8(weight, scale, torch.float32).bfloat16()
     wrong = 0
-    for first in range(0, k, 8):
+    for first in range(0, k, 40 if device == "cpu" else 8):
         x = torch.zeros(8, groups, k)
         x[torch.arange(8), :, torch.arange(first, first + 8)] = 1.0
         y = grouped_fp8_linear(x.bfloat16().to(device), weight, scale)
