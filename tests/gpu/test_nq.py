@@ -4,26 +4,23 @@ the separate steps make of the exact sum, eager, in graphs, among plain all-redu
 
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from tests.gpu import ranks
+from tests.gpu.ranks import MARKS, W, group
 from tests.kernels import norms
 from tests.kernels.norms import BF16, NORMS
 from tests.ranks.reference import same
 from tp3.comm.errors import CollectiveTimeout
 from tp3.comm.fused import all_reduce_rms_norm
-from tp3.comm.launch import launch
 from tp3.kernels import reference
 from tp3.kernels.normed import Norm
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() == 0, reason="needs a GPU"),
-    pytest.mark.timeout(300),
-]
-W = 3
+pytestmark = MARKS
 # One block, several, blocks with several rows: of widths that take every norm, and of others.
 SHAPES = [(1, 5120), (64, 5120), (120, 5120), (3, 1000)]
 OTHERS = [(0, 8), (1, 8), (300, 24), (5, 16384)]
@@ -31,12 +28,7 @@ LARGE = (2000, 5120)  # too long for one kernel
 FUSED, STEPS = "all_reduce_rms_norm/gpu-nq", "all_reduce_rms_norm/steps"
 
 
-def on_gpus(function, *args, **options):
-    return launch(function, W, *args, device="cuda", start="spawn", timeout=200, **options)
-
-
-def group():
-    return dist.group.WORLD.group
+on_gpus = partial(ranks.on_gpus, timeout=200)
 
 
 def on_gpu(*tensors):
