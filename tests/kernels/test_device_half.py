@@ -139,23 +139,30 @@ def test_a_rank_without_memory_is_named(ranks):
         assert "rank 1 cannot share device memory: cudaMalloc failed" in problem
 
 
-def no_transport(emulated):
+def no_transport(emulated, first):
+    """The second time rank 1 could make one."""
     from tp3.comm import device
 
     if emulated.rank == 1:
+        right = device.DeviceTransport
 
         def breaks(*args):
+            device.DeviceTransport = right
             raise MemoryError("no pinned memory")
 
         device.DeviceTransport = breaks
-    assert not emulated.side.reachable()
-    assert emulated.side.send(torch.ones(8), emulated.peer, 0) is None
+    for kind in (first, "call", "message"):
+        if kind == "call":
+            assert not emulated.side.reachable()
+        else:
+            assert emulated.side.send(torch.ones(8), emulated.peer, 0) is None
     emulated.group.close()
     return emulated.side.problem
 
 
-def test_a_transport_that_cannot_be_made_keeps_nobody_waiting(ranks):
-    for problem in ranks(no_transport):
+@pytest.mark.parametrize("first", ["call", "message"])
+def test_a_transport_that_cannot_be_made_keeps_nobody_waiting(ranks, first):
+    for problem in ranks(no_transport, first):
         assert "no pinned memory" in problem
 
 

@@ -34,7 +34,7 @@ from tp3.comm.transport.span import SpanTransport
 from tp3.comm.work import Work
 
 logger = logging.getLogger(__name__)
-_CLOSING_SECONDS = 30.0
+_CLOSING_SECONDS = 45.0  # longer than the haste of a peer's messages
 _POLL_SECONDS = 2e-3
 _MOST_KNOWN = 1024
 
@@ -59,6 +59,7 @@ class DeviceSide:
         self._host = host
         self._connected = False
         self._no_pairs = self.problem is not None
+        self._unmade: R4DError | None = None  # why there is no transport and will be none
         self._apart: set[int] = set()  # peers that share no memory with this rank
         self._loaded = False  # what messages need
         self._connecting = threading.Lock()
@@ -216,14 +217,16 @@ class DeviceSide:
 
     def _connect(self, ranks: Sequence[int]) -> None:
         if self.transport is None:
+            if self._unmade is not None:
+                raise self._unmade
             assert isinstance(self._host, HostTransport)
             try:
                 self.transport = DeviceTransport(self._meeting, self._host, self.device)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._no_pairs = True  # for ever: peers read an offer once
-                offer(self._meeting, Offer(error=reason))  # or the peers would wait for it
-                raise R4DError(f"r4d: {reason}") from error
+                self._unmade = R4DError(f"r4d: {reason}")  # for ever: peers read an offer once
+                offer(self._meeting, Offer(error=reason))  # or they would wait for it
+                raise self._unmade from error
         transport = self.transport
         transport.connect(ranks, lambda peer: PatternProbe(transport, peer))
 
