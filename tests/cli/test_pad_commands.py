@@ -152,6 +152,8 @@ def test_check_and_pad_and_verify_a_folder(tmp_path):
     result = tp3("pad", src, dst, "--also-tp", 2)
     assert result.exit_code == 0, result.output
     assert "4 files written, 0 kept from before, 2 linked" in result.stdout
+    assert "config.json says mistral" in result.stderr
+    assert json.loads((dst / "config.json").read_text())["model_type"] == "mistral"
     assert "self_attn.q_proj.weight 3 × [88 → 96]" in result.stdout
     assert tp3("check", dst).stdout == "0 tensors are padded, 30 are left alone\n"
     result = tp3("verify", src, "--layers", 1, "--json")

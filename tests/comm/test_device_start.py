@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tp3.comm import device as side
 from tp3.comm.errors import R4DError
 from tp3.comm.layout import DeviceLayout
 from tp3.comm.transport import device, device_kernels
 from tp3.comm.transport.co_residency import Room
 from tp3.comm.transport.device import DeviceTransport
+from tp3.kernels import primitives
 
 FLAGS, TABLE, STREAM = 7, 99, 5
 CALLS, MESSAGES, TRIAL = 100, 200, 300  # addresses of the pages
@@ -111,6 +113,11 @@ def test_a_failed_call_or_message_does_and_ends_all_others(transport, name):
     with pytest.raises(R4DError, match=r"timeout of 1800 s on rank 0: rank\(s\) 2 did not arrive"):
         transport.check()
     assert [each.words[0] for each in transport._pages.values()] == [1, 1, 1]
+
+
+def test_the_host_and_the_kernels_mean_the_same_by_haste():
+    assert primitives.HURRY_NS.value == device._HURRY_SECONDS * 1e9
+    assert side._CLOSING_SECONDS > device._HURRY_SECONDS
 
 
 def test_a_group_that_is_destroyed_hurries_messages_alone(transport):

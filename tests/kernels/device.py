@@ -102,7 +102,7 @@ class Emulated:
         from tp3.comm.transport import device, device_memory, probe
 
         device_kernels()
-        self.rank, self.peer = rank, 1 - rank
+        self.rank, self.peer, self.folder = rank, 1 - rank, folder
         self.runtime, self.streams = Runtime(folder), Streams()
         properties = SimpleNamespace(uuid="one", multi_processor_count=132)
         torch.cuda.get_device_properties = lambda which: properties

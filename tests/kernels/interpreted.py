@@ -205,7 +205,12 @@ def late(chance: Any, most_seconds: float = 0.03) -> None:
 def meet(folder: Path, rank: int, world_size: int, name: str) -> None:
     """A barrier of ranks that does not use what is under test."""
     (folder / f"{name}-{rank}").touch()
+    until(lambda: all((folder / f"{name}-{r}").exists() for r in range(world_size)))
+
+
+def until(there: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
     deadline = time.monotonic() + MEETING_SECONDS
-    while not all((folder / f"{name}-{r}").exists() for r in range(world_size)):
-        assert time.monotonic() < deadline, f"rank {rank} waits alone at {name}"
+    while not there():
+        assert time.monotonic() < deadline, "nobody else came"
         time.sleep(1e-3)

@@ -166,6 +166,24 @@ def test_a_transport_that_cannot_be_made_keeps_nobody_waiting(ranks, first):
         assert "no pinned memory" in problem
 
 
+def leaves(emulated):
+    """Rank 1 has shared nothing; rank 0 has memory and goes on, with whomever it may be."""
+    if emulated.rank == 1:
+        emulated.group.close()
+        (emulated.folder / "left").touch()
+        return
+    emulated.side._connect([])
+    interpreted.until(lambda: (emulated.folder / "left").exists())
+    emulated.side.transport.look()
+    emulated.side.check()
+    with pytest.raises(R4DError, match="rank 1 has destroyed the group"):
+        emulated.side.reachable()
+
+
+def test_a_rank_that_leaves_ends_no_calls_but_those_that_wait_for_it(ranks):
+    ranks(leaves)
+
+
 def dies(emulated, when):
     """Rank 1, before it connects or before it votes."""
     from tp3.comm.device import DeviceSide

@@ -121,6 +121,18 @@ def test_a_stream_that_is_not_the_configs_is_refused(broken, sentence):
     assert [name for name, _ in loose] == [name for name, _ in stream]
 
 
+def test_a_part_of_a_checkpoint_lacks_nothing_and_holds_nothing_else():
+    part = [(Q_PROJ, dict(SOURCE.weights())[Q_PROJ])]
+    whole = [(n, t) for n, t in padded_weights(SOURCE.weights(), plan(CONFIG)) if n == Q_PROJ]
+    ((name, tensor),) = padded_weights(part, plan(CONFIG), whole=False)
+    assert (name, tensor.shape) == (Q_PROJ, whole[0][1].shape)
+    other = [("model.unknown.weight", torch.ones(2, 2))]
+    with pytest.raises(ValueError, match=r"model\.unknown\.weight"):
+        list(padded_weights(other, plan(CONFIG), whole=False))
+    with pytest.warns(UserWarning, match=r"model\.unknown\.weight"):
+        list(padded_weights(other, plan(CONFIG), strict=False, whole=False))
+
+
 def test_a_tensor_that_comes_twice_is_refused():
     stream = [(Q_PROJ, dict(SOURCE.weights())[Q_PROJ])] * 2
     with pytest.raises(ValueError, match=f"{Q_PROJ} came twice"):

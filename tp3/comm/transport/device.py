@@ -105,8 +105,8 @@ class DeviceTransport:
         """Start a kernel on the current stream; its first argument, the flags, and its last two,
         time limit and page, are added here.
 
-        page: where it reports. "messages" are not waited for when a group is destroyed; what is on
-        "trial" waits a minute at most, and fails without failing the group.
+        page: where it reports. "messages" wait half a minute at most once the group is destroyed;
+        what is on "trial" waits a minute at most, and fails without failing the group.
         """
         stream, told = _current_stream(self.device.index), self._pages[page]
         limit = int(min(self._host.timeout, told.longest_wait) * 1e9)
