@@ -20,14 +20,18 @@ from tp3.comm.reduce import reduction_of
 W = 2
 
 
-def emulated(rank, world_size, layout, folder, function, *args):
-    return function(Emulated(folder, rank, world_size), *args)
+def emulated(rank, world_size, layout, folder, expect_dead, function, *args):
+    result = function(Emulated(folder, rank, world_size), *args)
+    if not expect_dead:  # a process that has ended is a dead peer to one that still waits
+        interpreted.meet(folder, rank, world_size, "end")
+    return result
 
 
 @pytest.fixture
 def ranks(interpreter, tmp_path):
-    def run(function, *args, **options):
-        return interpreter.ranks(emulated, layout_of(W), tmp_path, function, *args, **options)
+    def run(function, *args, expect_dead=()):
+        given = layout_of(W), tmp_path, expect_dead, function, *args
+        return interpreter.ranks(emulated, *given, expect_dead=expect_dead)
 
     return run
 
